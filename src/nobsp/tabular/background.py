@@ -12,13 +12,12 @@ from nobsp.tabular.grids import Represent, Tabulator
 
 # Most that background rows are drawn apart: more would be outliers' work.
 MOST_STRETCH = 2.0
-
-
-# Rows of the table that a choice of background rows is compared with, and how many choices are compared.
+# Rows of the table that a draw of background rows is compared with: distances to all of them would take long.
 _COMPARED_ROWS = 512
-
-
-_CANDIDATES = 64
+# Draws that are compared: a single one may miss a tail of the rows.
+_DRAWS = 64
+# Between these quantiles of a column its middle lies: no mean is shifted further than their distance.
+_MIDDLE_HALF = (0.25, 0.75)
 
 
 class Backgrounds:
@@ -95,13 +94,19 @@ def _respread(background: Tensor, rows: Tensor, columns: list[int]) -> Tensor:
     """Background rows whose columns have the standard deviation of all rows, inside their range."""
     if not columns or not background.is_floating_point() or len(background) < 2:
         return background
+
     values = rows[:, columns].double()
     few = background[:, columns].double()
-    factor = values.std(0, correction=0) / few.std(0, correction=0).clamp_min(1e-300)
+    spread_of_few = few.std(0, correction=0).clamp_min(1e-300)
+    stretch = values.std(0, correction=0) / spread_of_few
+    stretch = stretch.clamp(1 / MOST_STRETCH, MOST_STRETCH)
+
     centre = few.mean(0)
-    spread = centre + (few - centre) * factor.clamp(1 / MOST_STRETCH, MOST_STRETCH)
+    stretched = centre + (few - centre) * stretch
+    inside = stretched.clamp(values.amin(0), values.amax(0))
+
     moved = background.clone()
-    moved[:, columns] = spread.clamp(values.amin(0), values.amax(0)).to(background.dtype)
+    moved[:, columns] = inside.to(background.dtype)
     return moved
 
 
@@ -110,29 +115,44 @@ def choose_background(
 ) -> Tensor:
     """`count` rows that stand for all of them, columns of amounts (`numbers`) shifted to the mean of all rows.
 
-    Of several random draws the one closest to the rows by energy distance is taken. The shift fixes the gauge between
-    base and functions: without it the mean of the background moves with the draw.
+    The shift fixes the gauge between base and functions: without it the mean of the background moves with the draw.
     """
-    chosen = rows
-    if count < len(rows):
-        generator = torch.Generator().manual_seed(
-            0
-        )  # our own: the caller's random numbers stay where they were
-        scaled, spread = rows.to(torch.float64), rows.to(torch.float64).std(0, correction=0)
-        scaled = (scaled - scaled.mean(0)) / torch.where(spread > 0, spread, 1.0)
-        compared = scaled[torch.randperm(len(rows), generator=generator)[:_COMPARED_ROWS]]
-        best, least = torch.arange(count), float("inf")
-        for _ in range(_CANDIDATES):
-            drawn = torch.randperm(len(rows), generator=generator)[:count]
-            # 2 E|a − b| − E|a − a'|, less what does not depend on the draw
-            within = torch.cdist(scaled[drawn], scaled[drawn]).sum() / max(count * (count - 1), 1)
-            distance = float(2 * torch.cdist(scaled[drawn], compared).mean() - within)
-            if distance < least:
-                best, least = drawn, distance
-        chosen = rows[best]
+    chosen = rows if count >= len(rows) else rows[draw_rows(rows, count)]
     if not rows.is_floating_point() or not len(numbers):
         return chosen.clone()
     return _shift_to_mean(chosen.to(torch.float64), rows, list(numbers), represent)
+
+
+def draw_rows(rows: Tensor, count: int) -> Tensor:
+    """Positions of `count` rows: of several random draws the one closest to all rows by energy distance."""
+    # A generator of our own: the caller's random numbers stay where they were.
+    generator = torch.Generator().manual_seed(0)
+    scaled = _standardize(rows.to(torch.float64))
+    compared = scaled[torch.randperm(len(rows), generator=generator)[:_COMPARED_ROWS]]
+
+    best = torch.arange(count)
+    least = float("inf")
+    for _ in range(_DRAWS):
+        drawn = torch.randperm(len(rows), generator=generator)[:count]
+        distance = _energy_distance(scaled[drawn], compared)
+        if distance < least:
+            best = drawn
+            least = distance
+    return best
+
+
+def _standardize(rows: Tensor) -> Tensor:
+    """Columns with mean zero and standard deviation one; constant ones are zero."""
+    spread = rows.std(0, correction=0)
+    return (rows - rows.mean(0)) / torch.where(spread > 0, spread, 1.0)
+
+
+def _energy_distance(drawn: Tensor, compared: Tensor) -> float:
+    """2 E|a − b| − E|a − a'|, less what does not depend on the draw."""
+    pairs = len(drawn) * (len(drawn) - 1)
+    within = torch.cdist(drawn, drawn).sum() / max(pairs, 1)
+    across = torch.cdist(drawn, compared).mean()
+    return float(2 * across - within)
 
 
 def _shift_to_mean(
@@ -142,24 +162,30 @@ def _shift_to_mean(
     values = rows[:, columns].to(torch.float64)
     shift = values.mean(0) - chosen[:, columns].mean(0)
     # A mean that single outliers carry lies where no row does: nothing is shifted there.
-    ends = values.quantile(torch.tensor([0.25, 0.75], dtype=torch.float64), dim=0)
-    shift = torch.where(shift.abs() <= ends[1] - ends[0], shift, 0.0)
+    quartiles = values.quantile(torch.tensor(_MIDDLE_HALF, dtype=torch.float64), dim=0)
+    shift = torch.where(shift.abs() <= quartiles[1] - quartiles[0], shift, 0.0)
 
-    def shifted(by: Tensor) -> Tensor:
-        moved = chosen.clone()
-        moved[:, columns] += by
-        return moved
+    shifted = _shift_columns(chosen, columns, shift)
+    if _answers(represent, shifted):
+        return shifted
 
-    background = shifted(shift)
-    if _answers(represent, background):
-        return background
     # No column is shifted out of the rows' range, where the model's domain may end.
-    leaves = (background[:, columns] < values.amin(0)) | (background[:, columns] > values.amax(0))
-    background = shifted(torch.where(leaves.any(0), 0.0, shift))
-    if _answers(represent, background):
-        return background
+    below = shifted[:, columns] < values.amin(0)
+    above = shifted[:, columns] > values.amax(0)
+    leaves_range = (below | above).any(0)
+    shifted = _shift_columns(chosen, columns, torch.where(leaves_range, 0.0, shift))
+    if _answers(represent, shifted):
+        return shifted
+
     # Some models know nothing between the values of the rows, such as those that look up codes.
     return chosen
+
+
+def _shift_columns(rows: Tensor, columns: list[int], shift: Tensor) -> Tensor:
+    """A copy of rows with some columns shifted."""
+    moved = rows.clone()
+    moved[:, columns] += shift
+    return moved
 
 
 def _answers(represent: Represent, rows: Tensor) -> bool:

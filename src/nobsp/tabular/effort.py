@@ -36,7 +36,7 @@ USUAL_BACKGROUND = 32
 MOST_PAIR_NODES = 4096
 
 
-# Most thresholds of a model of steps in a feature's table: more would not be told apart in a curve.
+# Most thresholds of a model of steps in a feature's table: each takes two knots, which all background rows run through.
 MOST_STEPS = 512
 
 
