@@ -24,9 +24,10 @@ from nobsp.network.inference import (
     portable,
 )
 from nobsp.network.modes import in_ordinary_modes
-from nobsp.network.readout import Head, Readout, checked, exact, fingerprint_of, tensors_in
+from nobsp.network.readout import Head, Readout, exact, fingerprint_of, tensors_in
 from nobsp.network.testimony import differs_from, logits_said
 from nobsp.network.visit import Visit
+from nobsp.vision.one_tensor import PACKED, OneTensorModel
 
 Layout = Literal["first", "last", "tokens"]
 Space = tuple[int, ...]
@@ -39,8 +40,6 @@ Reach = Literal["head", "point", "constant", "full"]
 POOLINGS: tuple[Pooling, ...] = ("mean", "max", "mean+max", "max+mean", "flatten")
 # Class, distillation and register tokens that may stand before the patches.
 _MOST_PREFIX = 8
-# Under which name a model that takes tokens by keywords is part of what runs it.
-PACKED = "model."
 
 
 @dataclass(frozen=True)
@@ -152,23 +151,6 @@ def per_channel(values: Tensor, channels: int, pooling: Pooling) -> Tensor:
     return torch.unflatten(values, -1, (-1, channels)).sum(-2)
 
 
-class TokenModel(nn.Module):
-    """Runs a model that takes tokens by keywords on one tensor (n, keywords, tokens)."""
-
-    def __init__(self, model: nn.Module, keys: tuple[str, ...]) -> None:
-        super().__init__()
-        self.model, self.keys = model, keys
-
-    def forward(self, packed: Tensor) -> Any:
-        """What the model says."""
-        return self.model(**{key: packed[:, place] for place, key in enumerate(self.keys)})
-
-
-def as_taken(model: nn.Module, keys: tuple[str, ...]) -> nn.Module:
-    """The model as one that takes a tensor: itself, or around it what hands out its keywords."""
-    return TokenModel(checked(model), keys) if keys else model
-
-
 @dataclass(frozen=True, eq=False)
 class ForwardPass:
     """What one forward pass shows, float64."""
@@ -227,7 +209,12 @@ class FeatureMap:
     @property
     def keys(self) -> tuple[str, ...]:
         """Under which keywords the model takes tokens; none for one that takes a tensor."""
-        return self.module.keys if isinstance(self.module, TokenModel) else ()
+        return self.module.keys if isinstance(self.module, OneTensorModel) else ()
+
+    @property
+    def inside(self) -> str:
+        """What precedes the names of the model's own modules."""
+        return PACKED if isinstance(self.module, OneTensorModel) else ""
 
     @property
     def link(self) -> str:
@@ -254,7 +241,7 @@ class FeatureMap:
     @property
     def layer(self) -> str:
         """The map in words: the module whose output it is, and what follows if that is no module."""
-        name = self.place.name.removeprefix(PACKED if self.keys else "") or "the model"
+        name = self.place.name.removeprefix(self.inside) or "the model"
         name = name if self.place.side == "output" else f"input of {name}"
         return f"relu({name})" if self.relu else name
 

@@ -27,7 +27,6 @@ from nobsp.network.inference import (
 from nobsp.network.readout import Head, Readout, checked, outputs_of, tensors_in
 from nobsp.network.visit import Side
 from nobsp.vision.feature_map import (
-    PACKED,
     POOLINGS,
     FeatureMap,
     Grid,
@@ -35,11 +34,11 @@ from nobsp.vision.feature_map import (
     Pooling,
     Reach,
     Space,
-    TokenModel,
     grids_of,
     pooled,
     space_of,
 )
+from nobsp.vision.one_tensor import PACKED, OneTensorModel
 from nobsp.vision.time_axis import TimeAxis
 
 PROBE_IMAGES = 3
@@ -121,8 +120,9 @@ def find_map(
     """Run the model on some images and find its spatial map, and how the output depends on it."""
     module = checked(model)
     probe = images[:PROBE_IMAGES].detach()
-    if isinstance(module, TokenModel):
-        layer, head = (PACKED + one if isinstance(one, str) else one for one in (layer, head))
+    if isinstance(module, OneTensorModel):
+        layer = PACKED + layer if isinstance(layer, str) else layer
+        head = PACKED + head if isinstance(head, str) else head
     _refuse_non_finite_state(module)
     chosen = None if layer is None else find_part(module, layer, argument="layer")
     device, dtype = device_and_dtype(module)
@@ -137,8 +137,8 @@ def find_map(
         for shape in (tuple(output.shape) for output in tensors_in(result).values()):
             if len(shape) > 2 and shape[0] == len(probe) and math.prod(shape[2:]) > 1:
                 raise ValueError(
-                    f"the model returns a map per class, of shape {shape[1:]}, not one number; wrap it so that it "
-                    "averages them over the region to explain, e.g. model(x).mean((2, 3))."
+                    f"the model returns a map per class, of shape {shape[1:]}, not one number; say which number to "
+                    "explain, e.g. output=lambda out: out[:, 5, 20:40, 20:40].mean((1, 2))."
                 )
         try:
             readout = Readout.find(module, probe, head=head)

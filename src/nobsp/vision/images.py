@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,14 @@ from nobsp.network.batches import (
     open_stream,
 )
 from nobsp.vision.find_map import PROBE_IMAGES
+from nobsp.vision.one_tensor import same_inputs
+from nobsp.vision.pictures import (
+    is_path,
+    is_picture,
+    picture_files,
+    read_pictures,
+    stack_images,
+)
 
 # Images of a Ray dataset whose sums are sent at a time.
 AT_ONCE = 512
@@ -40,6 +49,8 @@ class Images:
     first: Tensor  # the first batch, looked at without losing it
     _open: Callable[[], Iterator[Tensor]] = field(repr=False)
     keys: tuple[str, ...] = ()  # keywords of the model that the second axis holds
+    pixels: str = ""  # keyword of the images, where other inputs come with them
+    fixed: dict[str, Tensor] = field(default_factory=dict)  # these inputs, the same for all images
 
     def __iter__(self) -> Iterator[Tensor]:
         return self._open()
@@ -51,6 +62,8 @@ class DatasetImages(RayRows):
 
     first: Tensor = field(kw_only=True)
     keys: tuple[str, ...] = ()
+    pixels: str = ""
+    fixed: dict[str, Tensor] = field(default_factory=dict)
 
 
 def read_images(run: Run, images: Any, *, batch_size: int) -> Images | DatasetImages:
@@ -107,37 +120,98 @@ def _read_block(
     )  # it is Ray's, not to be written to
 
 
-def images_of(images: Any, *, batch_size: int, argument: str = "images") -> Images:
-    """Read images of any kind in batches."""
-    size, keys = check_batch_size(batch_size), _keys(images)
-    if isinstance(images, Tensor | np.ndarray) or keys:
-        whole = _batch(images, argument, 0) if keys else _checked(images, argument)
+def images_of(
+    images: Any,
+    *,
+    batch_size: int,
+    argument: str = "images",
+    image_shape: tuple[int, ...] | None = None,
+) -> Images:
+    """Read images of any kind in batches; one whose shape is `image_shape` is a batch of its own."""
+    size = check_batch_size(batch_size)
+    images = _as_people_have_them(images, argument, image_shape)
+    keys = _keys(images)
+    if isinstance(images, Tensor | np.ndarray | Mapping):
+        whole = _batch(images, argument, 0) if isinstance(images, Mapping) else images
+        whole = _checked(whole, argument) if not keys else whole
         if len(whole) == 0:
             raise NoRowsError(f"{argument} is empty.")
         first = next(_pieces(whole, size, argument, 0))
-        return Images(len(whole), first, lambda: _pieces(whole, size, argument, 0), keys)
+        pixels, fixed = _other_inputs(images)
+        return Images(
+            rows=len(whole),
+            first=first,
+            _open=lambda: _pieces(whole, size, argument, 0),
+            keys=keys,
+            pixels=pixels,
+            fixed=fixed,
+        )
+
     given, batches, _ = open_stream(images, argument)
     begun = _batch(given, argument, 0)
     if len(begun) == 0:
         raise ValueError(f"batch 0 of {argument} is empty.")
+    pixels, fixed = _other_inputs(given)
 
     def read() -> Iterator[Tensor]:
         seen = 0
-        for number, given in enumerate(batches()):
-            batch = _batch(given, argument, number)
-            yield from _pieces(batch, size, argument, seen)
-            seen += len(batch)
+        for number, batch in enumerate(batches()):
+            if not same_inputs(_other_inputs(batch)[1], fixed):
+                raise ValueError(
+                    f"batch {number} of {argument} has other {sorted(fixed)} than the first; inputs beside the images "
+                    "must be the same for all of them."
+                )
+            tensor = _batch(batch, argument, number)
+            yield from _pieces(tensor, size, argument, seen)
+            seen += len(tensor)
 
-    return Images(count_ahead(images), next(_pieces(begun, size, argument, 0)), read, _keys(given))
+    return Images(
+        rows=count_ahead(images),
+        first=next(_pieces(begun, size, argument, 0)),
+        _open=read,
+        keys=_keys(given),
+        pixels=pixels,
+        fixed=fixed,
+    )
+
+
+def _as_people_have_them(images: Any, argument: str, image_shape: tuple[int, ...] | None) -> Any:
+    """Single images, pictures, paths, folders and lists of images as one tensor; anything else as it is."""
+    if isinstance(images, Tensor | np.ndarray):
+        is_single = image_shape is not None and tuple(images.shape) == tuple(image_shape)
+        return images[None] if is_single else images
+    if is_picture(images) or is_path(images):
+        images = [images]
+    if not isinstance(images, list | tuple) or not images:
+        return images
+
+    if len(images) == 1 and is_path(images[0]) and Path(images[0]).is_dir():
+        images = picture_files(images[0], argument)
+    if all(is_picture(image) or is_path(image) for image in images):
+        channels = None if image_shape is None else image_shape[0]
+        return read_pictures(images, argument, channels=channels)
+    are_arrays = all(isinstance(image, Tensor | np.ndarray) for image in images)
+    # A list of batches has one more axis: of images, each has three.
+    if isinstance(images, list) and are_arrays and all(image.ndim == 3 for image in images):
+        return stack_images(images, argument)
+    return images
+
+
+def _other_inputs(given: Any) -> tuple[str, dict[str, Tensor]]:
+    """Keyword of the images where tokens come with them, and these tokens."""
+    if not isinstance(given, Mapping) or TOKENS[0] not in given:
+        return "", {}
+    pixels = next((key for key in KEYS if key in given), None)
+    if pixels is None:
+        return "", {}
+    return pixels, {key: torch.as_tensor(given[key]) for key in TOKENS if key in given}
 
 
 def _keys(given: Any) -> tuple[str, ...]:
-    """Keywords of a tokenizer's output that are handed on."""
-    return (
-        tuple(key for key in TOKENS if key in given)
-        if isinstance(given, Mapping) and TOKENS[0] in given
-        else ()
-    )
+    """Keywords of a tokenizer's output that are handed on; none where there are pixels to explain."""
+    if not isinstance(given, Mapping) or TOKENS[0] not in given or _other_inputs(given)[0]:
+        return ()
+    return tuple(key for key in TOKENS if key in given)
 
 
 def _batch(given: Any, argument: str, number: int) -> Tensor:
