@@ -32,12 +32,13 @@ from nobsp.network.progress import with_progress
 from nobsp.network.thumbnails import make_thumbnails
 from nobsp.projection import Ridge
 from nobsp.vision.account import Account, answer
-from nobsp.vision.feature_map import PACKED, FeatureMap, ForwardPass, as_taken, pooled
+from nobsp.vision.feature_map import FeatureMap, ForwardPass, pooled
 from nobsp.vision.find_map import PROBE_IMAGES, find_map
 from nobsp.vision.health import CamHealth, examine
 from nobsp.vision.images import Images, images_of, read_images
 from nobsp.vision.maps import KINDS, ActivationMaps, Kind, join
 from nobsp.vision.means import ChannelMoments, MapMeans, start_calibration
+from nobsp.vision.one_tensor import OneTensorModel, as_taken, same_inputs
 from nobsp.vision.removal import (
     Removal,
     ThoroughMaps,
@@ -91,6 +92,8 @@ class NObSPCam(Explainer):
         points: Points of the integral through layers behind the map. None for 8, or 16 where only the channels' means
             count, and up to four times as many for images that these miss by more than 1%; but 1 for the picture of a
             transformer that reads a class token.
+        output: What makes numbers (n,) or (n, k) of what the model returns, where that is a map per class, boxes or
+            several things: `lambda out: out[:, 5, 20:40, 20:40].mean((1, 2))` for the mean score of a class in a box.
         output_names: Names of the classes.
         device: Where to run the model; where it is when None.
         batch_size: Most images in one forward call.
@@ -118,6 +121,7 @@ class NObSPCam(Explainer):
         ridge: float = 1e-4,
         ridge_scale: Literal["relative", "absolute"] = "absolute",
         points: int | None = None,
+        output: Callable[[Any], Tensor] | None = None,
         output_names: Sequence[str] | None = None,
         device: torch.device | str | None = None,
         batch_size: int = 32,
@@ -131,6 +135,7 @@ class NObSPCam(Explainer):
         self.ridge = ridge
         self.ridge_scale = ridge_scale
         self.points = points
+        self.output = output
         self.output_names = output_names
         self.device = device
         self.batch_size = batch_size
@@ -171,9 +176,14 @@ class NObSPCam(Explainer):
         with choose_engine(engine, images).start(CHECKPOINTED) as run:
             ridge = self._checked_ridge()
             source = read_images(run, images, batch_size=self.batch_size)
-            feature_map = find_map(
-                as_taken(self.model, source.keys), source.first, layer=self.layer, head=self.head
+            taken = as_taken(
+                self.model,
+                keys=source.keys,
+                pixels=source.pixels,
+                fixed=source.fixed,
+                output=self.output,
             )
+            feature_map = find_map(taken, source.first, layer=self.layer, head=self.head)
             working = feature_map.on_device(self.device)
             empty, fingerprint = (
                 start_calibration(working, self.coefficients),
@@ -274,6 +284,10 @@ class NObSPCam(Explainer):
                 far that is from the probability at the calibration mean (see `ActivationMaps`).
             progress: Whether to show a progress bar on stderr.
         """
+        if callable(target):
+            raise TypeError(
+                "target is a function, which has to be known before the calibration: NObSPCam(model, output=function)."
+            )
         targets = self._targets(target, against, scale)
         fitted = self._fitted
         is_picture = fitted.account.is_picture(fitted.feature_map)
@@ -402,7 +416,7 @@ class NObSPCam(Explainer):
     ) -> list[T]:
         """What is to be said of the images and their targets (n, targets), batch by batch."""
         fitted = self._require_same_weights()
-        source = images_of(images, batch_size=self.batch_size)
+        source = self._read(images)
         if source.keys != fitted.feature_map.keys:
             raise ValueError(
                 f"images has {list(source.keys)}, but fit was given {list(fitted.feature_map.keys)}."
@@ -416,6 +430,23 @@ class NObSPCam(Explainer):
             seen += len(view.logits)
         targets.require(seen)
         return answers
+
+    def _read(self, images: Any, *, argument: str = "images") -> Images:
+        """Images like those of the calibration; inputs beside them must be the same."""
+        feature_map = self._fitted.feature_map
+        source = images_of(
+            images,
+            batch_size=self.batch_size,
+            argument=argument,
+            image_shape=feature_map.image_shape,
+        )
+        module = feature_map.module
+        if source.fixed and isinstance(module, OneTensorModel):
+            if not same_inputs(source.fixed, module.fixed_inputs()):
+                raise ValueError(
+                    f"{argument} has other {sorted(source.fixed)} than fit was given; call fit with these."
+                )
+        return source
 
     def _views(
         self, source: Images, description: str, *, progress: bool
@@ -457,7 +488,7 @@ class NObSPCam(Explainer):
                 )
             yield from read_activations(X, head.weight, head.bias, progress=progress)
             return
-        source = images_of(X, batch_size=self.batch_size, argument="X")
+        source = self._read(X, argument="X")
         for feature_map, view in self._views(source, "reading", progress=progress):
             yield run_in_ordinary_modes(partial(self._evidence, feature_map, view, wanted))
 
@@ -507,35 +538,64 @@ class NObSPCam(Explainer):
         account = fitted.account.cast(torch.float32)
         # What makes the same explainer around the same model: its parameters, and what its images are like.
         found = fitted.feature_map
-        inside = PACKED if found.keys else ""
+        inside = found.inside
         init = self._options() | {
             "layer": None if self.layer is None else found.place.name.removeprefix(inside),
             "head": None
             if self.head is None or found.head is None
             else found.head.name.removeprefix(inside),
+            "output": None,
             "output_names": None if self.output_names is None else list(self.output_names_),
             "device": None if self.device is None else str(self.device),
             "batch_size": int(self.batch_size),
         }
-        options = {"init": init, "images": (found.image_shape, found.text, found.keys)}
+        wrapped = found.module if isinstance(found.module, OneTensorModel) else None
+        options = {
+            "init": init,
+            "images": (found.image_shape, found.text, found.keys),
+            "pixels": "" if wrapped is None else wrapped.pixels,
+            "fixed": {} if wrapped is None else wrapped.fixed_inputs(),
+            "has_output": self.output is not None,
+        }
         stored = dataclasses.replace(fitted, options=options, account=account, calibration=kept)
         serialization.save(path, stored, kind=KIND, version=VERSION)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Self:
-        """Reads an explainer that `save` wrote, with the very model it was calibrated on; another one is an error."""
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        model: nn.Module,
+        *,
+        output: Callable[[Any], Tensor] | None = None,
+    ) -> Self:
+        """Reads an explainer that `save` wrote, with the very model it was calibrated on; another one is an error.
+
+        Args:
+            path: The file.
+            model: The model.
+            output: The function of `NObSPCam(model, output=...)`, which no file holds.
+        """
         classes = (*CHECKPOINTED, Account, _Fitted)
         stored = serialization.load(path, kind=KIND, version=VERSION, classes=classes, of=_Fitted)
         with serialization.damage_in_words(path):
-            cam = cls(model, **stored.options["init"])
+            cam = cls(model, **{**stored.options["init"], "output": output})
+            if stored.options["has_output"] != (output is not None):
+                raise ValueError("output= has to be passed if, and only if, the explainer had one")
             image_shape, text, keys = stored.options["images"]
             probe = _probe(image_shape, text=text, keys=keys)
             known = dict(stored.found)
             account = stored.account.cast(torch.float64)
             account.require_finite()
+        taken = as_taken(
+            model,
+            keys=tuple(keys),
+            pixels=stored.options["pixels"],
+            fixed=stored.options["fixed"],
+            output=output,
+        )
         try:
             feature_map = run_in_ordinary_modes(
-                lambda: find_map(as_taken(model, keys), probe, layer=cam.layer, head=cam.head)
+                lambda: find_map(taken, probe, layer=cam.layer, head=cam.head)
             )
         except RuntimeError as failure:
             raise ValueError(
@@ -680,7 +740,8 @@ def explain_images(
     Args:
         model: A torch module that takes images (n, channels, height, width).
         images: At least two, of any kind that `NObSPCam.fit` takes.
-        target: As a call of `NObSPCam` takes it, and so are the next two.
+        target: As a call of `NObSPCam` takes it, and so are the next two; or a function that makes the number to
+            explain of what the model returns, as `output` of `NObSPCam`.
         against: A class, "runner-up", "others", "mean" or None.
         scale: "logit" or "probability".
         options: Of `NObSPCam`, such as layer, link and output_names.
@@ -696,6 +757,9 @@ def explain_images(
     """
     if isinstance(images, Iterator):
         images = list(images)  # they are read twice
+    if callable(target):
+        options = {**options, "output": target}
+        target = None
     cam = NObSPCam(model, **options).fit(images)
     maps = cam(images, target, against=against, scale=scale)
     return dataclasses.replace(maps, reference=f"the mean of these {len(maps)} images")

@@ -132,8 +132,10 @@ def images_of(
     images = _as_people_have_them(images, argument, image_shape)
     keys = _keys(images)
     if isinstance(images, Tensor | np.ndarray | Mapping):
-        whole = _batch(images, argument, 0) if isinstance(images, Mapping) else images
-        whole = _checked(whole, argument) if not keys else whole
+        if isinstance(images, Mapping):
+            whole = _batch(images, argument, 0)
+        else:
+            whole = _checked(images, argument)
         if len(whole) == 0:
             raise NoRowsError(f"{argument} is empty.")
         first = next(_pieces(whole, size, argument, 0))
