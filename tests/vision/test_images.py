@@ -70,7 +70,7 @@ def test_a_list_can_be_read_again() -> None:
         ((X * 255).byte(), TypeError, r"of uint8; convert to floating point and normalise"),
         ([X[:2].long()], TypeError, "batch 0 of images is of int64"),
         (TensorDataset(X), TypeError, "is a Dataset; pass torch.utils.data.DataLoader"),
-        ("folder", TypeError, "images is a str"),
+        ("folder", FileNotFoundError, "no file or folder"),
         ([{"label": X}], TypeError, r"has \['label'\], none of which"),
         ([object()], TypeError, "batch 0 of images is a object"),
         (7, TypeError, "images is a int"),

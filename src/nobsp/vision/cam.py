@@ -441,11 +441,11 @@ class NObSPCam(Explainer):
             image_shape=feature_map.image_shape,
         )
         module = feature_map.module
-        if source.fixed and isinstance(module, OneTensorModel):
-            if not same_inputs(source.fixed, module.fixed_inputs()):
-                raise ValueError(
-                    f"{argument} has other {sorted(source.fixed)} than fit was given; call fit with these."
-                )
+        known = module.fixed_inputs() if isinstance(module, OneTensorModel) else {}
+        if source.fixed and not same_inputs(source.fixed, known):
+            raise ValueError(
+                f"{argument} has other {sorted(source.fixed)} than fit was given; call fit with these."
+            )
         return source
 
     def _views(

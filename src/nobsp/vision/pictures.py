@@ -55,8 +55,10 @@ def _pixels(picture: Any, argument: str, channels: int | None) -> Tensor:
             with Image.open(picture) as opened:
                 opened.load()
                 picture = ImageOps.exif_transpose(opened)
-        except FileNotFoundError:
-            raise
+        except FileNotFoundError as missing:
+            raise FileNotFoundError(
+                f"{argument}: there is no file or folder {str(picture)!r}."
+            ) from missing
         except (OSError, ValueError, SyntaxError) as failure:
             raise ValueError(
                 f"{argument}: {str(picture)!r} cannot be read as a picture ({failure}); leave it out."

@@ -1,0 +1,144 @@
+"""Inputs as people have them, and numbers made from any output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from nobsp.vision import NObSPCam, explain_images
+from tests.vision.networks import averaged, body, images, made
+
+
+def pictures(count: int) -> list[Image.Image]:
+    pixels = np.random.default_rng(0).integers(0, 256, (count, 12, 12, 3), dtype=np.uint8)
+    return [Image.fromarray(each) for each in pixels]
+
+
+def as_tensor(each: list[Image.Image]) -> Tensor:
+    arrays = [np.asarray(picture, dtype=np.float32) / 255 for picture in each]
+    return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
+
+
+def test_a_single_image_is_a_batch_of_one() -> None:
+    cam = NObSPCam(averaged()).fit(images(20))
+    asked = images(3, seed=1)
+    assert cam(asked[1]).account == pytest.approx(cam(asked).account[1:2], abs=1e-12)
+
+
+def test_pictures_paths_and_folders_are_read(tmp_path: Path) -> None:
+    every = pictures(8)
+    files = [tmp_path / f"{number}.png" for number in range(8)]
+    for picture, file in zip(every, files, strict=True):
+        picture.save(file)
+    model = averaged(dtype=torch.float32)
+    cam = NObSPCam(model).fit(as_tensor(every))
+    expected = cam(as_tensor(every)).account
+    for asked in (every, files, [str(file) for file in files], tmp_path):
+        assert cam(asked).account == pytest.approx(expected, abs=1e-9)
+    assert cam(every[2]).account == pytest.approx(expected[2:3], abs=1e-6)
+    assert NObSPCam(model).fit(every)(every).account == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_list_of_arrays_is_a_batch() -> None:
+    cam = NObSPCam(averaged()).fit(list(images(20)))
+    asked = images(3, seed=1)
+    expected = cam(asked).account
+    assert cam([image.numpy() for image in asked]).account == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    cam = NObSPCam(averaged()).fit(images(20))
+    with pytest.raises(ValueError, match=r"broken\.jpg"):
+        cam(tmp_path)
+
+
+class ImagesAndTexts(nn.Module):
+    """Compares images with texts, as CLIP does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = body()
+        self.texts = nn.Embedding(9, 6)
+
+    def forward(self, input_ids: Tensor, pixel_values: Tensor, attention_mask: Tensor) -> Any:
+        seen = nn.functional.normalize(self.body(pixel_values).mean((2, 3)))
+        read = (self.texts(input_ids) * attention_mask[..., None]).sum(1)
+        scores = seen @ nn.functional.normalize(read).T
+        return SimpleNamespace(logits_per_image=10 * scores, logits_per_text=10 * scores.T)
+
+
+def test_texts_beside_images_are_taken_as_they_are(tmp_path: Path) -> None:
+    model = made(ImagesAndTexts())
+    texts = {
+        "input_ids": torch.tensor([[1, 2], [3, 4], [5, 6]]),
+        "attention_mask": torch.ones(3, 2, dtype=torch.int64),
+    }
+    cam = NObSPCam(model).fit({"pixel_values": images(20), **texts})
+    asked = images(4, seed=1)
+    maps = cam({"pixel_values": asked, **texts})
+    said = model(pixel_values=asked, **texts).logits_per_image.detach().numpy()
+    assert maps.logits == pytest.approx(said, abs=1e-9)
+    assert maps.unexplained < 0.01
+    assert cam.layer_ == "body"
+    assert cam(asked).account == pytest.approx(maps.account, abs=1e-12)
+    cam.save(tmp_path / "cam.safetensors")
+    loaded = NObSPCam.load(tmp_path / "cam.safetensors", model)
+    assert loaded(asked).account == pytest.approx(maps.account, abs=1e-5)
+    with pytest.raises(ValueError, match="input_ids"):
+        cam({"pixel_values": asked, **texts, "input_ids": texts["input_ids"] + 1})
+
+
+class Segmentation(nn.Module):
+    """A map per class, in a dictionary as torchvision has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = body()
+        self.classes = nn.Conv2d(6, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"out": self.classes(self.body(x).tanh())}
+
+
+def in_a_box(result: dict[str, Tensor]) -> Tensor:
+    return result["out"][:, 2, 2:5, 3:7].mean((1, 2))
+
+
+def test_the_score_of_a_class_in_a_box_adds_up(tmp_path: Path) -> None:
+    model = made(Segmentation())
+    asked = images(4, seed=1)
+    cam = NObSPCam(model, output=in_a_box).fit(images(20))
+    maps = cam(asked)
+    said = in_a_box(model(asked)).detach().numpy()
+    carried = maps.account.mean((1, 2)) + maps.residual
+    assert maps.logits[:, 0] == pytest.approx(said, abs=1e-9)
+    assert carried == pytest.approx(said - maps.base_values[0], abs=1e-9)
+    assert maps.unexplained < 0.02
+    # Nothing outside the box, and what the convolutions see of it, counts.
+    assert np.abs(maps.account[:, 7:]).max() < 1e-9
+
+    cam.save(tmp_path / "cam.safetensors")
+    loaded = NObSPCam.load(tmp_path / "cam.safetensors", model, output=in_a_box)
+    assert loaded(asked).account == pytest.approx(maps.account, abs=1e-5)
+    with pytest.raises(ValueError, match="output="):
+        NObSPCam.load(tmp_path / "cam.safetensors", model)
+
+
+def test_a_function_as_target_of_images_alone() -> None:
+    maps = explain_images(made(Segmentation()), images(20), target=in_a_box)
+    assert maps.account.shape[0] == 20
+    with pytest.raises(TypeError, match="output=function"):
+        NObSPCam(averaged()).fit(images(20))(images(2), target=in_a_box)
+
+
+def test_a_function_that_makes_no_number_per_image_is_refused() -> None:
+    with pytest.raises(ValueError, match="output must make"):
+        NObSPCam(made(Segmentation()), output=lambda result: result["out"]).fit(images(20))
