@@ -8,6 +8,8 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from tests.processes import kill_group
+
 TIMEOUT = 240
 
 
@@ -19,15 +21,20 @@ def meet(module: str, task: str, size: int, folder: Path, *, dying: Collection[i
             with open(folder / f"said-{rank}.txt", "w") as said:
                 command = [sys.executable, "-m", module, task, str(rank), str(size), str(folder)]
                 workers.append(
-                    subprocess.Popen(command, env=_environment(), stdout=said, stderr=said)
+                    subprocess.Popen(
+                        command,
+                        env=_environment(),
+                        stdout=said,
+                        stderr=said,
+                        start_new_session=True,
+                    )
                 )
         for rank, worker in enumerate(workers):
             code = worker.wait(timeout=TIMEOUT)
             assert code == 0 or rank in dying, (folder / f"said-{rank}.txt").read_text()
     finally:
         for worker in workers:
-            worker.kill()
-            worker.wait()
+            kill_group(worker)
 
 
 def torchrun(module: str, task: str, size: int, folder: Path) -> None:
@@ -37,13 +44,19 @@ def torchrun(module: str, task: str, size: int, folder: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", *meeting, f"--nproc-per-node={size}"]
     with open(folder / "said.txt", "w") as said:
         agent = subprocess.Popen(
-            [*command, "-m", module, task, folder], env=_environment(), stdout=said, stderr=said
+            [*command, "-m", module, task, folder],
+            env=_environment(),
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
         )
         try:
             code = agent.wait(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
-            agent.terminate()  # it ends its workers before itself
+            agent.terminate()  # it ends its workers, which have groups of their own, before itself
             code = agent.wait(timeout=60)
+        finally:
+            kill_group(agent)
     assert code == 0, (folder / "said.txt").read_text()
 
 

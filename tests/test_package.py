@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 import tomllib
 from importlib import import_module, metadata
@@ -13,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import nobsp
+from tests.processes import run_process
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -67,9 +67,7 @@ OPTIONAL_PACKAGES = {
 def modules_loaded_by(statement: str) -> set[str]:
     """Top-level modules in memory after `statement` ran in a fresh interpreter."""
     program = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
-    finished = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    finished = run_process([sys.executable, "-c", program])
     return {name.partition(".")[0] for name in json.loads(finished.stdout.splitlines()[-1])}
 
 
@@ -271,13 +269,7 @@ def test_the_example_of_the_readme_runs_and_gives_its_table() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     [example] = fenced_blocks(text, "python")
     program = f"{example}\nprint(ex.to_frame().to_csv())"
-    finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
+    finished = run_process([sys.executable, "-W", "error", "-c", program], cwd=ROOT)
     made = {
         line[0]: [float(cell) for cell in line[2:].split(",")]
         for line in re.findall(r"^\d,[-\d.]+,.+,.+$", finished.stdout, re.M)
@@ -300,7 +292,5 @@ def test_a_first_calibration_loads_neither_scikit_learn_nor_scipy_nor_pandas() -
         "nobsp.NObSP(model).fit(rows)(rows)\n"
         "print([name for name in ('sklearn', 'scipy', 'pandas', 'matplotlib') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    done = run_process([sys.executable, "-c", program], cwd=ROOT)
     assert done.stdout.strip() == "[]"

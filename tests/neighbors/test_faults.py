@@ -17,6 +17,7 @@ from torch import nn
 import nobsp
 from nobsp.neighbors import ContributionIndex, Milvus, Usearch, audit
 from tests.neighbors import interrupted
+from tests.processes import LONGEST_RUN, kill_group
 
 WIDTH, CLASSES, ROWS = 6, 4, 60
 SCRIPT = Path(interrupted.__file__)
@@ -47,11 +48,16 @@ def python(*arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 
 def ended(process, said=""):
-    out, err = process.communicate(said, timeout=300)
+    """What a process wrote until it ended; it is killed with its children where it does not."""
+    try:
+        out, err = process.communicate(said, timeout=LONGEST_RUN)
+    finally:
+        kill_group(process)
     assert process.returncode == 0, err
     return out
 
@@ -129,8 +135,7 @@ def test_readers_in_two_processes_find_the_same_while_the_file_is_replaced(tmp_p
         found = [ended(reader, "go\n") for reader in readers]
     finally:
         for reader in readers:
-            reader.kill()
-            reader.communicate()
+            kill_group(reader)
     assert opened == ["open\n"] * 2
     for answer in found:
         assert json.loads(answer) == [

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nobsp.projection import Moments, merge_all
+from tests.processes import kill_group
 from tests.projection.oracles import exact_products, normal, product_error
 from tests.tolerances import (
     PASS,
@@ -400,6 +401,7 @@ def meeting(tmp_path_factory: pytest.TempPathFactory) -> Path:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         for rank in range(3)
     ]
@@ -409,8 +411,7 @@ def meeting(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert worker.returncode == 0, said
     finally:
         for worker in workers:
-            worker.kill()
-            worker.wait()
+            kill_group(worker)
     return folder
 
 

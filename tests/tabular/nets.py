@@ -225,17 +225,26 @@ class Counted(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
-        self.forget()
+        # In a list, which all that stand for this module share.
+        self._sizes: list[int] = []
 
     def forget(self) -> None:
-        self.calls = self.rows = self.largest = 0
+        self._sizes.clear()
+
+    @property
+    def calls(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def rows(self) -> int:
+        return sum(self._sizes)
+
+    @property
+    def largest(self) -> int:
+        return max(self._sizes, default=0)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls, self.rows, self.largest = (
-            self.calls + 1,
-            self.rows + len(x),
-            max(self.largest, len(x)),
-        )
+        self._sizes.append(len(x))
         return self.inner(x)
 
 
