@@ -19,55 +19,49 @@ from nobsp.tabular.lookup import Chunk
 # How far beyond the calibrated range the network is followed, as shares of the range on either side. Far: a network of
 # linear pieces goes on as straight lines, and unseen rows of heavy-tailed columns lie there.
 MAIN_REACH = (0.05, 0.25, 1.0, 4.0, 20.0, 100.0)
-
-
+# The same for grids of pairs: fewer, as every line is run with every line of the other side.
 PAIR_REACH = (0.25, 2.0, 16.0, 100.0)
-
-
 # Forward rows that the tables of single features share where features are many.
 MAIN_ROWS = 2_000_000
 # Fewest background rows then: averages over fewer depend on which rows were drawn.
 FEWEST_BACKGROUND = 8
 # Background rows that a calibration has by default; knots are saved only where these are too many.
 USUAL_BACKGROUND = 32
-
-
-# Most nodes of a grid; two categories of very many levels are left to the residual.
+# Most nodes of a pair's grid; two categories of very many levels are left to the residual.
 MOST_PAIR_NODES = 4096
-
-
 # Most thresholds of a model of steps in a feature's table: each takes two knots, which all background rows run through.
 MOST_STEPS = 512
-
-
-# Background rows of terms that run through the network row by row.
+# Background rows of terms that run through the network row by row: every row that is explained pays for each.
 DIRECT_BACKGROUND = 8
-
-
-# Rows that tell the directions of such a term, and those on which its importance is measured.
+# Rows that tell the directions in which such a term varies.
 SOME_ROWS = 512
-
-
+# Rows on which its importance is measured.
 MEASURED_DIRECTLY = 256
+# Most evenly spaced lines of a number while pairs are screened: the others follow the rows.
+_EVEN_SCREENED = 3
+# Rows on which operations are counted: a batch, as some models do work once per batch.
+_COUNTED_ROWS = 8
+# Operations of a forward row up to which full tables take some minutes on a laptop.
+_MOST_OPERATIONS = 5_000_000
 
 
 @dataclass(frozen=True)
 class Effort:
     """How much of the network's time a calibration takes: rows of the background, knots and lines at most."""
 
-    background: int
+    background: int  # rows over which tables of single features are averaged
     quantiles: int  # knots of a feature that follow the rows, before refinement
     even: int  # knots that are evenly spaced
-    most_knots: int
-    pair_background: int
-    pair_quantiles: int
-    pair_even: int
-    most_pairs: int
+    most_knots: int  # after refinement
+    pair_background: int  # rows over which grids of pairs are averaged
+    pair_quantiles: int  # lines of a pair's side that follow the rows
+    pair_even: int  # lines that are evenly spaced
+    most_pairs: int  # that are put on trial
     screen_lines: int  # of a number, while all pairs are screened
     screen_background: int
     screen_budget: int  # forward rows meanwhile
-    triple_background: int
-    triple_quantiles: int
+    triple_background: int  # rows over which grids of triples are averaged
+    triple_quantiles: int  # lines of a triple's side that follow the rows
     most_triples: int  # that are put on trial; none are looked for where it is zero
     reach: tuple[float, ...] = MAIN_REACH  # how far beyond the range single features are followed
 
@@ -85,64 +79,76 @@ class Effort:
 
     def shared(self, features: int) -> Effort:
         """The same for a table of so many features, whose own tables share forward rows."""
-        rows, least = MAIN_ROWS // features, self.quantiles + self.even + 2 * len(MAIN_REACH)
+        rows = MAIN_ROWS // features
+        fewest_knots = self.quantiles + self.even + 2 * len(MAIN_REACH)
+
         background = self.background
-        if rows < least * USUAL_BACKGROUND:
-            background = min(background, max(rows // least, FEWEST_BACKGROUND))
-        knots = max(rows // min(background, USUAL_BACKGROUND), least)
+        if rows < fewest_knots * USUAL_BACKGROUND:
+            affordable = max(rows // fewest_knots, FEWEST_BACKGROUND)
+            background = min(background, affordable)
+
+        knots = max(rows // min(background, USUAL_BACKGROUND), fewest_knots)
         return replace(self, background=background, most_knots=min(self.most_knots, knots))
 
+    def coarser_pairs(self) -> Effort:
+        """The same with about a third of the nodes of a pair's grid."""
+        return replace(
+            self,
+            pair_quantiles=self.pair_quantiles // 2,
+            pair_even=self.pair_even // 3,
+        )
 
+
+# For models that answer quickly: a few hundred thousand forward rows in all.
 FULL = Effort(
-    background=1 << 30,
-    quantiles=25,
-    even=9,
-    most_knots=192,
-    pair_background=16,
-    pair_quantiles=20,
+    background=1 << 30,  # as many as the caller asks for
+    quantiles=25,  # one for every 4% of the rows
+    even=9,  # heavy tails have no quantiles
+    most_knots=192,  # about the points of a drawn curve
+    pair_background=16,  # grids have hundreds of nodes: half of the usual rows
+    pair_quantiles=20,  # with the even ones and those beyond the range, some 30 lines a side
     pair_even=10,
-    most_pairs=48,
-    screen_lines=8,
-    screen_background=6,
-    screen_budget=1_000_000,
-    triple_background=8,
-    triple_quantiles=7,
-    most_triples=24,
+    most_pairs=48,  # each adds up to 32 columns to the regression, which has room for 1,000
+    screen_lines=8,  # enough to see a bend; strengths need no more
+    screen_background=6,  # every pair is screened, so rows are dear
+    screen_budget=1_000_000,  # past it grids become coarser
+    triple_background=8,  # a triple's grid has thousands of nodes
+    triple_quantiles=7,  # with the even ones and those beyond the range, some 12 lines a side
+    most_triples=24,  # of the 64 at most that are screened
 )
 
 
-# For models of many operations a row, such as large transformers.
+# For models of many operations per row, such as large transformers: some ten thousand forward rows.
 ECONOMY = Effort(
-    background=8,
-    quantiles=11,
+    background=8,  # the fewest that averages can do with
+    quantiles=11,  # one for every 10% of the rows
     even=5,
-    most_knots=24,
+    most_knots=24,  # little is refined
     pair_background=6,
-    pair_quantiles=6,
+    pair_quantiles=6,  # some 10 lines a side
     pair_even=3,
-    most_pairs=12,
-    screen_lines=4,
+    most_pairs=12,  # grids of pairs take most of the time
+    screen_lines=4,  # one more than the coarsest
     screen_background=3,
     screen_budget=20_000,
-    triple_background=4,
+    triple_background=4,  # of triples that the caller named
     triple_quantiles=4,
-    most_triples=0,
+    most_triples=0,  # none are looked for
 )
-
-
-_MOST_OPERATIONS = 5_000_000
 
 
 def count_operations(represent: Represent, inputs: Tensor) -> float:
     """Operations of a forward row: counted, as a clock depends on the machine."""
+    rows = inputs[:_COUNTED_ROWS]
     with Operations() as counter:
-        represent(inputs[:8])
-    return float(counter.total) / len(inputs[:8])
+        represent(rows)
+    return float(counter.total) / len(rows)
 
 
 def choose_effort(operations: float, features: int) -> Effort:
     """How much of the network's time a calibration takes, by the operations of a forward row."""
-    return (FULL if operations <= _MOST_OPERATIONS else ECONOMY).shared(features)
+    effort = FULL if operations <= _MOST_OPERATIONS else ECONOMY
+    return effort.shared(features)
 
 
 def first_points(domain: Domain, chunk: Chunk, effort: Effort) -> Points:
@@ -150,6 +156,18 @@ def first_points(domain: Domain, chunk: Chunk, effort: Effort) -> Points:
     if len(domain.steps):
         return domain.step_points(chunk, domain.steps[:MOST_STEPS], quantiles=effort.quantiles)
     return domain.points(chunk, quantiles=effort.quantiles, even=effort.even, reach=effort.reach)
+
+
+def screen_points(domain: Domain, chunk: Chunk, lines: int) -> Points:
+    """Points of a feature in the coarse grids on which pairs are screened."""
+    even = min(lines, _EVEN_SCREENED)
+    return domain.points(chunk, quantiles=lines, even=even, reach=())
+
+
+def count_pair_nodes(sizes: Sequence[int]) -> int:
+    """Nodes of the grids of all pairs of features with so many points each, too large ones left out."""
+    nodes = np.triu(np.outer(sizes, sizes), 1)
+    return int(nodes[nodes <= MOST_PAIR_NODES].sum())
 
 
 def least_costs(
@@ -161,35 +179,40 @@ def least_costs(
     pairs: Sequence[Subset] | int | None,
 ) -> Costs:
     """Forward rows that full tables of single features and screening take at least."""
-    rows = chunk.count
     tabulated = [domain for domain in domains if domain.tabulated]
-    direct = sum(1 for domain in domains if domain.columns and not domain.tabulated)
-    if isinstance(pairs, Sequence):
-        with_table = {k for k, domain in enumerate(domains) if domain.tabulated}
-        direct += sum((1 << len(term)) - 1 for term in pairs if not with_table >= set(term))
-    knots = sum(len(first_points(domain, chunk, effort)) for domain in tabulated)
-    screen = 0
-    if pairs is None or (isinstance(pairs, int) and pairs > 0):
-        lines = effort.screen_lines
-        sizes = [
-            len(domain.points(chunk, quantiles=lines, even=min(lines, 3), reach=()))
-            for domain in tabulated
-        ]
-        grids = np.triu(np.outer(sizes, sizes), 1)
-        screen = int(grids[grids <= MOST_PAIR_NODES].sum()) * min(
-            effort.screen_background, background
-        )
-        screen = screen if screen <= effort.screen_budget else 0
+    named = pairs if isinstance(pairs, Sequence) else ()
+    are_screened = pairs is None or (isinstance(pairs, int) and pairs > 0)
     return Costs(
-        sample=rows,
-        direct=direct_rows(direct, rows, background=background),
-        knots=knots,
-        background=min(effort.background, background, rows),
-        screen=screen,
+        sample=chunk.count,
+        direct=direct_rows(_count_direct_runs(domains, named), chunk.count, background=background),
+        knots=sum(len(first_points(domain, chunk, effort)) for domain in tabulated),
+        background=min(effort.background, background, chunk.count),
+        screen=_screening_rows(tabulated, chunk, effort, background) if are_screened else 0,
     )
+
+
+def _count_direct_runs(domains: Sequence[Domain], named: Sequence[Subset]) -> int:
+    """How often every row runs for features, and terms that were named, without a table."""
+    runs = sum(1 for domain in domains if domain.columns and not domain.tabulated)
+    with_table = {k for k, domain in enumerate(domains) if domain.tabulated}
+    for term in named:
+        if not with_table >= set(term):
+            runs += (1 << len(term)) - 1  # once for every subset of the features but the empty one
+    return runs
+
+
+def _screening_rows(
+    tabulated: Sequence[Domain], chunk: Chunk, effort: Effort, background: int
+) -> int:
+    """Forward rows of screening all pairs; none where it does not fit, and grids are coarser."""
+    sizes = [len(screen_points(domain, chunk, effort.screen_lines)) for domain in tabulated]
+    rows = count_pair_nodes(sizes) * min(effort.screen_background, background)
+    return rows if rows <= effort.screen_budget else 0
 
 
 def direct_rows(terms: int, rows: int, *, background: int) -> int:
     """Forward rows of terms without a table: for their directions, the regression, and importances."""
-    each = min(rows, SOME_ROWS) + min(rows, DIRECT_ROWS) + min(rows, MEASURED_DIRECTLY)
-    return terms * min(DIRECT_BACKGROUND, background, rows) * each
+    per_background_row = (
+        min(rows, SOME_ROWS) + min(rows, DIRECT_ROWS) + min(rows, MEASURED_DIRECTLY)
+    )
+    return terms * min(DIRECT_BACKGROUND, background, rows) * per_background_row

@@ -1,4 +1,4 @@
-"""Terms of three features: which of them are put on trial, and their grids.
+"""Which interactions are put on trial: pairs by their strength on coarse grids, triples by what they explain.
 
 A product of three features has no pairs, so strong pairs do not lead to it. What does is how much the grid of a pair
 *differs from one background row to another*: the third feature is among what differs. Triples whose three pairs all
@@ -9,7 +9,7 @@ are tabulated finely.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
@@ -19,48 +19,38 @@ from torch import Tensor
 from nobsp.network.inputs import Subset
 from nobsp.tabular.answers import UnansweredError
 from nobsp.tabular.correction import Fit, Trial
-from nobsp.tabular.effort import MOST_PAIR_NODES, Effort
+from nobsp.tabular.effort import MOST_PAIR_NODES, Effort, count_pair_nodes, screen_points
 from nobsp.tabular.features import Domain, Points
 from nobsp.tabular.grids import Tabulator
-from nobsp.tabular.lookup import Array, TermTable
+from nobsp.tabular.lookup import Array, Chunk, TermTable
 from nobsp.tabular.purification import purify, read
 from nobsp.tabular.sample import Sample
 from nobsp.tabular.tables import Grid, Lines, Tables, count_nodes
 
 # Pairs whose spread on a coarse table is below this share of the outputs' are not put on trial.
 WORTH_TRYING = 0.005
-
-
-# What a pair must explain on held-out rows, of what is unexplained and of the variance.
+# What a pair must explain on held-out rows, of what is unexplained.
 WORTH_KEEPING = 0.005
-
-
+# The same of the outputs' variance: a term less is easier to read than so little more that is explained.
 WORTH_A_TERM = 1e-4
-
-
+# Coarsest grids on which pairs are screened: with fewer lines of a side, bends are not seen.
+_FEWEST_LINES = 3
+# Share of the features that is screened on, where all pairs are too many for the coarsest grids.
+_SCREENED_ON = 0.7
+# Rows on which features are ordered by how much they do.
+_SHUFFLED_ROWS = 64
 # Unexplained share of the variance on held-out rows from which triples are looked for.
 LOOKED_FOR = 0.01
-
-
 # Most nodes of a triple's grid; categories of many levels are left to the residual.
 MOST_TRIPLE_NODES = 8192
-
-
 # Pairs that differ most between background rows, among which triples are looked for.
 MOST_VARYING = 200
-
-
-# Triples that are tabulated coarsely, and lines along a side of their grids.
+# Triples that are tabulated coarsely.
 MOST_SCREENED = 64
-
-
+# Lines along a side of their grids that follow the rows: 64 grids of some hundred nodes each.
 SCREENED_LINES = 5
-
-
 # Most strengths of the ridge at which triples are tried: those around the best ones without them.
 MOST_STRENGTHS = 4
-
-
 # One triple and then two are tried first; where neither pays, the others are not tried.
 PATIENCE = 2
 
@@ -82,14 +72,25 @@ SMOOTH = Worth(trying=7e-4, least_relative_gain=0.02, least_gain=2e-3)
 STEPPED = Worth(trying=0.0, least_relative_gain=0.001, least_gain=2e-5)
 
 
+# ---------------------------------------------------------------------- pairs
+
+
 @dataclass(frozen=True, eq=False)
 class Screen:
     """Every pair's strength read off coarse tables, strongest first."""
 
-    strengths: dict[
-        Subset, float
-    ]  # spread that both make only together, as a share of the output's
-    varying: dict[Subset, float]  # how much that differs from one background row to another
+    # spread that a pair's features make only together, as a share of the output's
+    strengths: dict[Subset, float] = field(default_factory=dict)
+    # how much that differs from one background row to another
+    varying: dict[Subset, float] = field(default_factory=dict)
+
+    def strongest(self, most: int) -> list[Subset]:
+        """So many pairs."""
+        return list(self.strengths)[:most]
+
+    def worth_trying(self, most: int) -> list[Subset]:
+        """So many pairs at most, without those that do nearly nothing."""
+        return [pair for pair in self.strongest(most) if self.strengths[pair] >= WORTH_TRYING]
 
 
 def screen_pairs(
@@ -97,60 +98,81 @@ def screen_pairs(
 ) -> Screen:
     """Every pair's strength, strongest first, read off coarse tables; of the output in which it is largest."""
     few = sample.some()
-    chunk, spread, lines = few.chunk(), sample.spread, effort.screen_lines
-    features, ordered = [k for k, domain in enumerate(domains) if domain.tabulated], False
-    while True:
-        points = {
-            k: domains[k].points(chunk, quantiles=lines, even=min(lines, 3), reach=())
-            for k in features
-        }
-        sizes = {k: len(points[k]) for k in features}
-        grids = np.triu(np.outer(list(sizes.values()), list(sizes.values())), 1)
-        nodes = int(grids[grids <= MOST_PAIR_NODES].sum())
-        if nodes * len(tabulate.background) <= effort.screen_budget or len(features) <= 2:
-            break
-        if lines > 3:
-            lines -= 1
-        else:  # too many pairs for the coarsest grids: those of the features that act most
-            features = (
-                features if ordered else _strongest_features(tabulate, domains, few, features)
-            )
-            features, ordered = features[: max(int(len(features) * 0.7), 2)], True
+    chunk = few.chunk()
+    lines = _coarse_lines(tabulate, domains, few, effort)
     pairs = [
         pair
-        for pair in combinations(sorted(features), 2)
-        if sizes[pair[0]] * sizes[pair[1]] <= MOST_PAIR_NODES
+        for pair in combinations(sorted(lines.points), 2)
+        if count_nodes(lines.points, pair) <= MOST_PAIR_NODES
     ]
-    lines_of = Lines.of(points, chunk)
+
     strengths: dict[Subset, float] = {}
     varying: dict[Subset, float] = {}
     for pair in pairs:
-        # With the background rows side by side as outputs, one reading gives the effect at each of them.
-        outputs = tabulate([points[k] for k in pair]).outputs.movedim(0, -2).double()
-        pure = purify(outputs, [lines_of.shares[k] for k in pair])
-        axes = tuple(points[k].axis for k in pair)
-        effects = read(TermTable(pair, axes, pure.flatten(2).numpy()), chunk)
-        effects = effects.view(chunk.count, *pure.shape[2:])
+        effects = _effects_by_background(tabulate, pair, lines, chunk)
         effect = effects.mean(1)
-        strengths[pair] = float((effect.std(0, correction=0) / spread).max())
+        spread = effect.std(0, correction=0)
         deviation = (effects - effect[:, None]).square().mean((0, 1)).sqrt()
-        varying[pair] = float((deviation / spread).max())
-    ordered_strengths = sorted(strengths.items(), key=lambda item: (-item[1], item[0]))
-    return Screen(dict(ordered_strengths), varying)
+        strengths[pair] = float((spread / sample.spread).max())
+        varying[pair] = float((deviation / sample.spread).max())
+
+    by_strength = sorted(strengths, key=lambda pair: (-strengths[pair], pair))
+    return Screen({pair: strengths[pair] for pair in by_strength}, varying)
+
+
+def _coarse_lines(
+    tabulate: Tabulator, domains: Sequence[Domain], sample: Sample, effort: Effort
+) -> Lines:
+    """Lines of grids of all pairs, coarse enough for the forward rows that screening has.
+
+    Where all pairs are too many even for the coarsest grids, only features that act most have lines.
+    """
+    chunk = sample.chunk()
+    features = [k for k, domain in enumerate(domains) if domain.tabulated]
+    count = effort.screen_lines
+    are_ordered = False
+    while True:
+        points = {k: screen_points(domains[k], chunk, count) for k in features}
+        nodes = count_pair_nodes([len(line) for line in points.values()])
+        fits = nodes * len(tabulate.background) <= effort.screen_budget
+        if fits or len(features) <= 2:
+            return Lines.of(points, chunk)
+
+        if count > _FEWEST_LINES:
+            count -= 1
+            continue
+        if not are_ordered:
+            features = _strongest_features(tabulate, domains, sample, features)
+            are_ordered = True
+        features = features[: max(int(len(features) * _SCREENED_ON), 2)]
+
+
+def _effects_by_background(tabulate: Tabulator, pair: Subset, lines: Lines, chunk: Chunk) -> Tensor:
+    """A pair's effect on some rows with the other features as in each background row, (rows, background, outputs)."""
+    table = tabulate([lines.points[k] for k in pair])
+    # With the background rows side by side as outputs, one reading gives the effect at each of them.
+    outputs = table.outputs.movedim(0, -2).double()
+    pure = purify(outputs, [lines.shares[k] for k in pair])
+    axes = tuple(lines.points[k].axis for k in pair)
+    effects = read(TermTable(pair, axes, pure.flatten(2).numpy()), chunk)
+    return effects.view(chunk.count, *pure.shape[2:])
 
 
 def _strongest_features(
     tabulate: Tabulator, domains: Sequence[Domain], sample: Sample, features: Sequence[int]
 ) -> list[int]:
     """Features by how much the outputs move when one row's value is given to another."""
-    rows = sample.inputs[:64]
+    rows = sample.inputs[:_SHUFFLED_ROWS]
     before = tabulate.run(rows) @ tabulate.weight
+
     effects = {}
     for k in features:
-        moved, columns = rows.clone(), list(domains[k].columns)
+        columns = list(domains[k].columns)
+        moved = rows.clone()
         moved[:, columns] = rows.roll(1, 0)[:, columns]
         after = tabulate.run(moved) @ tabulate.weight
-        effects[k] = float(((after - before) / sample.spread).square().nan_to_num(nan=0.0).mean())
+        change = ((after - before) / sample.spread).square()
+        effects[k] = float(change.nan_to_num(nan=0.0).mean())
     return sorted(features, key=lambda k: -effects[k])
 
 
@@ -163,6 +185,9 @@ def trial_of_pairs(tables: Tables) -> Trial:
     )
 
 
+# ---------------------------------------------------------------------- triples
+
+
 def are_worth_looking_for(fit: Fit) -> bool:
     """Whether pairs leave more unexplained than they should, on average over the outputs that vary."""
     unexplained = 1 - fit.explained[torch.isfinite(fit.explained)]
@@ -172,7 +197,8 @@ def are_worth_looking_for(fit: Fit) -> bool:
 def likely_triples(varying: Mapping[Subset, float], sizes: Mapping[int, int]) -> list[Subset]:
     """Triples whose pairs all differ from background row to background row, most first."""
     strongest = sorted(varying, key=lambda pair: (-varying[pair], pair))[:MOST_VARYING]
-    differs = {pair: varying[pair] for pair in strongest}
+    differences = {pair: varying[pair] for pair in strongest}
+
     scores: dict[Subset, float] = {}
     for a, b in strongest:
         for c in sizes:
@@ -180,11 +206,9 @@ def likely_triples(varying: Mapping[Subset, float], sizes: Mapping[int, int]) ->
             if len(term) < 3 or term in scores:
                 continue
             pairs = list(combinations(term, 2))
-            if (
-                all(pair in differs for pair in pairs)
-                and np.prod([sizes[k] for k in term]) <= MOST_TRIPLE_NODES
-            ):
-                scores[term] = min(differs[pair] for pair in pairs)
+            nodes = np.prod([sizes[k] for k in term])
+            if nodes <= MOST_TRIPLE_NODES and all(pair in differences for pair in pairs):
+                scores[term] = min(differences[pair] for pair in pairs)
     return sorted(scores, key=lambda term: (-scores[term], term))
 
 
@@ -197,19 +221,28 @@ def screen_triples(
     most: int,
 ) -> list[Subset]:
     """The triples that explain most of what a fit without them leaves, judged by coarse grids."""
-    few = fit.sample.some()
-    chunk = few.chunk()
+    chunk = fit.sample.some().chunk()
     features = sorted({k for pair in varying for k in pair})
-    points: dict[int, Points] = {
+    points = {
         k: domains[k].points(chunk, quantiles=SCREENED_LINES, even=2, reach=()) for k in features
     }
-    lines = Lines.of(points, chunk)
     sizes = {k: len(line) for k, line in points.items()}
     candidates = likely_triples(varying, sizes)[:MOST_SCREENED]
 
+    gains = _gains_of_triples(tabulate, candidates, Lines.of(points, chunk), fit)
+    least = worth_of(domains).trying
+    worth_trying = [term for term in gains if gains[term] >= least]
+    return sorted(worth_trying, key=lambda term: (-gains[term], term))[:most]
+
+
+def _gains_of_triples(
+    tabulate: Tabulator, candidates: Sequence[Subset], lines: Lines, fit: Fit
+) -> dict[Subset, float]:
+    """Per triple the share of an output's variance that it explains of the residuals on held-out rows."""
     rows = fit.sample.chunk()
     residuals = fit.held_out.chosen()
     variance = fit.sample.spread.square()
+
     gains = {}
     for term in candidates:
         try:
@@ -217,10 +250,9 @@ def screen_triples(
         except UnansweredError:  # the model takes no such combination
             continue
         effect = read(_table(grid, tabulate.weight), rows)
-        gains[term] = float((explained_variance(effect, residuals) / variance).max())
-    least = worth_of(domains).trying
-    worth = [term for term in gains if gains[term] >= least]
-    return sorted(worth, key=lambda term: (-gains[term], term))[:most]
+        explained = explained_variance(effect, residuals)
+        gains[term] = float((explained / variance).max())
+    return gains
 
 
 def explained_variance(effect: Tensor, residuals: Tensor) -> Tensor:
