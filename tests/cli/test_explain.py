@@ -49,7 +49,16 @@ def test_the_files_hold_what_the_library_finds(nobsp: Run, home: Path, tmp_path:
     explanation = NObSP(model, interactions=0).fit(rows)(rows)
     written = pd.read_parquet(tmp_path / "out" / "contributions.parquet")
     terms = ["age", "income", "oslo", "rome"]
-    assert list(written) == ["row", "output", "base", *terms, "residual", "prediction", "outside"]
+    assert list(written) == [
+        "row",
+        "output",
+        "base",
+        *terms,
+        "residual",
+        "prediction",
+        "outside",
+        "far",
+    ]
     assert_same_to_rounding(
         written[["age", "income", "oslo", "rome"]], explanation.values[:, :, 0], within=SINGLE
     )
@@ -167,6 +176,97 @@ def test_rows_outside_the_range_are_one_note_with_a_count(
     assert words.count("lie outside") == 1
 
 
+def _write_correlated(folder: Path) -> tuple[Path, Path]:
+    """Rows whose first two columns are nearly equal, and rows where one is the other's opposite."""
+    generator = np.random.default_rng(0)
+    columns = ["age", "income", "oslo", "rome"]
+    rows = generator.normal(size=(300, 4))
+    rows[:, 1] = rows[:, 0] + 0.05 * rows[:, 1]
+    others = rows[:80].copy()
+    others[:20, 1] = -np.clip(others[:20, 0], -2.0, 2.0)
+    paths = folder / "usual.csv", folder / "opposite.csv"
+    for path, values in zip(paths, (rows, others), strict=True):
+        pd.DataFrame(values, columns=columns).to_csv(path, index=False)
+    return paths
+
+
+def test_combinations_far_from_the_calibration_rows_are_told_and_marked(
+    nobsp: Run, tmp_path: Path
+) -> None:
+    usual, opposite = _write_correlated(tmp_path)
+    options = ("--model", "house.pt2", "--data", opposite, "--calibrate", usual, *FAST)
+
+    done = nobsp("explain", *options, "--no-report", "--out", tmp_path / "out", "--json")
+
+    summary = json.loads(done.out)
+    severities = {finding["code"]: finding["severity"] for finding in summary["health"]}
+    assert severities["far"] == "warning"
+    assert 10 <= summary["far"]["rows"] <= 25
+    written = pd.read_parquet(tmp_path / "out" / "contributions.parquet")
+    assert int(written["far"].sum()) == summary["far"]["rows"]
+
+
+WAVY = """
+import torch
+from torch import nn
+
+def network():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 1))
+    with torch.no_grad():
+        net[0].weight.mul_(4)
+    return net
+"""
+
+
+def test_clusters_are_told_with_both_figures(nobsp: Run, tmp_path: Path) -> None:
+    (tmp_path / "wavy.py").write_text(WAVY, encoding="utf-8")
+    table = _write_customers(tmp_path, customers=50, rows_each=20)
+    model = ("--model", f"{tmp_path / 'wavy.py'}:network", "--features", "age,income,oslo,rome")
+    options = (*model, "--data", table, *FAST, "--no-report")
+
+    done = nobsp("explain", *options, "--out", tmp_path / "out", "--json")
+
+    summary = json.loads(done.out)
+    finding = next(finding for finding in summary["health"] if finding["code"] == "clusters")
+    assert finding["severity"] == "warning"
+    assert f"{summary['outputs'][0]['neighbourhoods']:.3f}" in finding["message"]
+
+
+PRODUCT = """
+import torch
+from torch import nn
+
+class Product(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.head(torch.stack([x[:, 0], 10 * x[:, 1] * x[:, 2]], 1))
+
+def network():
+    return Product()
+"""
+
+
+def test_rows_explained_worse_than_the_headline_are_told(nobsp: Run, tmp_path: Path) -> None:
+    (tmp_path / "product.py").write_text(PRODUCT, encoding="utf-8")
+    generator = np.random.default_rng(0)
+    usual = generator.normal(size=(500, 3)) * [1.0, 0.2, 0.2]
+    drifted = generator.normal(size=(100, 3)) * [1.0, 0.01, 0.01] + [0.0, 0.4, 0.4]
+    for name, rows in (("usual", usual), ("drifted", drifted)):
+        pd.DataFrame(rows, columns=list("abc")).to_csv(tmp_path / f"{name}.csv", index=False)
+    model = ("--model", f"{tmp_path / 'product.py'}:network", "--interactions", "0")
+    files = ("--data", tmp_path / "drifted.csv", "--calibrate", tmp_path / "usual.csv")
+
+    done = nobsp("explain", *model, *files, "--no-report", "--out", tmp_path / "out", "--json")
+
+    summary = json.loads(done.out)
+    severities = {finding["code"]: finding["severity"] for finding in summary["health"]}
+    assert severities["fresh_rows"] == "warning"
+
+
 MAZE = '''
 import torch
 from torch import nn
@@ -249,12 +349,12 @@ def test_groups_are_also_read_from_a_file(nobsp: Run, tmp_path: Path) -> None:
     assert json.loads(done.out)["features"] == ["age", "income", "city"]
 
 
-def _write_customers(folder: Path) -> Path:
-    """Twelve customers with ten nearly equal rows each."""
+def _write_customers(folder: Path, *, customers: int = 12, rows_each: int = 10) -> Path:
+    """Customers with nearly equal rows each."""
     generator = np.random.default_rng(0)
-    customer = np.repeat(np.arange(12), 10)
-    centres = generator.normal(size=(12, 4))
-    rows = centres[customer] + 0.01 * generator.normal(size=(120, 4))
+    customer = np.repeat(np.arange(customers), rows_each)
+    centres = generator.normal(size=(customers, 4))
+    rows = centres[customer] + 0.01 * generator.normal(size=(len(customer), 4))
     frame = pd.DataFrame(rows, columns=["age", "income", "oslo", "rome"])
     frame.insert(0, "customer", customer)
     path = folder / "customers.csv"

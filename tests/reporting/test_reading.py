@@ -13,6 +13,7 @@ from nobsp import NObSP
 from nobsp.base import Finding
 from nobsp.reporting import report
 from nobsp.tabular.lookup import Chunk, TermTable
+from nobsp.tabular.scoring import ExplainedWorseWarning
 from tests.reporting.names import NASTY, QUOTED, RTL
 
 
@@ -38,7 +39,7 @@ def test_the_headline_is_coloured_by_its_value(show, classes, tmp_path, share, h
     error = Finding("error", "worse_than_mean", "red", "worse")
     note = Finding("note", "economy", "", "slow")
     state = replace(
-        classes.explainer.health(), explained=(share,) * 3, held_out=held_out,
+        classes.explainer.health(), explained=(share,) * 3, held_out=held_out, scatter=(),
         findings=(error, note) if share < 0 else (note,),
     )  # fmt: skip
     functions = replace(classes.explainer.functions_, state=state)
@@ -69,8 +70,68 @@ def test_warnings_of_the_calibration_are_on_the_first_screen(show, tmp_path):
     codes = page.locator(".finding.warning[data-code]").evaluate_all(
         "all => all.map(e => e.dataset.code)"
     )
-    assert {"dependent", "outside"} <= set(codes)
+    assert "dependent" in codes
+    # One row of many is a note, as it is in the health and on the command line.
+    assert page.locator(".finding.note[data-code=outside]").count() == 1
     assert "1 row of 201" in page.inner_text("[data-code=outside]")
+
+
+def _wavy_network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)]
+    model = torch.nn.Sequential(*layers).double()
+    with torch.no_grad():
+        model[0].weight.mul_(4)
+    return model
+
+
+def test_clusters_are_on_the_first_screen_with_both_figures(show, tmp_path):
+    generator = np.random.default_rng(0)
+    centres = generator.normal(size=(50, 4))
+    rows = np.repeat(centres, 20, axis=0) + 0.01 * generator.normal(size=(1000, 4))
+    explainer = NObSP(_wavy_network(), interactions=0).fit(rows)
+
+    page = show(report(explainer(rows), tmp_path / "page.html")).page
+
+    assert page.locator(".finding.warning[data-code=clusters]").count() == 1
+    wholly = explainer.health().neighbourhoods[0]
+    assert f"{wholly:.1%}" in page.inner_text("#share-words")
+
+
+def test_rows_explained_worse_than_the_headline_are_told_on_the_first_screen(show, tmp_path):
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(500, 3)) * [1.0, 0.2, 0.2]
+    drifted = generator.normal(size=(100, 3)) * [1.0, 0.01, 0.01] + [0.0, 0.4, 0.4]
+    explainer = NObSP(lambda X: X[:, 0] + 10 * X[:, 1] * X[:, 2], interactions=0).fit(rows)
+    with pytest.warns(ExplainedWorseWarning):
+        explanation = explainer(drifted)
+
+    page = show(report(explanation, tmp_path / "page.html")).page
+
+    assert page.locator(".finding.warning[data-code=fresh_rows]").count() == 1
+
+
+def test_far_combinations_are_told_and_marked_among_the_rows(show, tmp_path):
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(300, 4))
+    rows[:, 1] = rows[:, 0] + 0.05 * rows[:, 1]
+    others = rows[:80].copy()
+    others[:12, 1] = -np.clip(others[:12, 0], -2.0, 2.0)
+    explainer = NObSP(lambda X: X[:, 0] + np.abs(X[:, 2]), interactions=0).fit(rows)
+    explanation = explainer(others)
+
+    opened = show(report(explanation, tmp_path / "page.html"))
+
+    assert opened.page.locator(".finding.warning[data-code=far]").count() == 1
+    assert opened.page.locator("th[data-id=far]").count() == 1
+    opened.page.check("#only-beyond")
+    listed = opened.page.locator("#row-table tbody tr").evaluate_all(
+        "lines => lines.map(line => Number(line.dataset.row))"
+    )
+    marked = explanation.far | explanation.outside.any(1)
+    assert sorted(listed) == np.flatnonzero(marked).tolist()
+    assert explanation.far.sum() > 5
+    assert opened.complaints == []
 
 
 @pytest.mark.parametrize("output", [1, 2])

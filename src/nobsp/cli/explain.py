@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 
 from nobsp._messages import count, free_name, suggest
+from nobsp.base import sort_findings
 from nobsp.cli.grouping import group_columns
 from nobsp.cli.inputs import (
     Data,
@@ -102,6 +103,8 @@ def explain(
     term, residual and prediction, per row and output), **curves.csv** (every feature's average effect with its band)
     and **explainer.nobsp** (the calibration without its rows, for `nobsp.NObSP.load`).
     """
+    from nobsp.tabular.scoring import ExplainedWorseWarning
+
     choices = method.for_explainer()
     with output.write(FILES) as folder, model.limit_threads(1):
         console.step(f"reading {table.data}")
@@ -116,7 +119,10 @@ def explain(
             )
         explainer = fit_explainer(model, table, loaded, others, console, **choices)
         console.step(f"explaining {count(len(rows.rows), 'row')}")
-        explanation = explainer(rows.rows, progress=console.progress)
+        with warnings.catch_warnings():
+            # The summary and the page have it among their findings.
+            warnings.simplefilter("ignore", ExplainedWorseWarning)
+            explanation = explainer(rows.rows, progress=console.progress)
         found = _summarise(output, rows, others, explainer, explanation)
         console.warn(found["predicts"] and found["predicts"]["warning"])
         account = (
@@ -211,17 +217,22 @@ def fit_explainer(
 
 
 def write_contributions(path: Path, explanation: Explanation) -> None:
-    """One line per row and output: base, every term, residual, prediction, and whether it lies outside the range."""
+    """One line per row and output: base, every term, residual, prediction, and whether it lies outside the range.
+
+    `far` marks rows whose single values are in range but whose combination is far from all calibration rows.
+    """
     import pyarrow as pa
     import pyarrow.parquet
 
     def table(output: str) -> pa.Table:
         terms = {str(k): np.asarray(v) for k, v in explanation.to_frame(output).items()}
-        row, name, outside = (
-            free_name(word, terms) for word in ("row", "output", "outside")
-        )  # features may be so called
+        # Features may be called like this too.
+        row, name, outside, far = (
+            free_name(word, terms) for word in ("row", "output", "outside", "far")
+        )
         before = {row: np.arange(len(explanation)), name: np.full(len(explanation), output)}
-        return pa.table({**before, **terms, outside: explanation.outside.any(1)})
+        after = {outside: explanation.outside.any(1), far: explanation.far}
+        return pa.table({**before, **terms, **after})
 
     first, *others = explanation.output_names  # one after another, so that not all are in memory
     made = table(first)
@@ -332,6 +343,7 @@ def _summarise(
     output: OutputOptions, data: Data, calibration: Data, explainer: NObSP, explanation: Explanation
 ) -> dict[str, Any]:
     from nobsp.reporting.packing import known  # JSON has no nan
+    from nobsp.tabular.scoring import outside_finding
 
     state, functions = explainer.health(), explainer.functions_
     numbers: dict[str, Any] = {
@@ -339,6 +351,12 @@ def _summarise(
         "inside": state.inside,
         "ridge": explainer.ridge_,
     }
+    findings = [*state.findings, *explanation.findings]
+    outside_range = outside_finding(explanation.outside, explanation.feature_names)
+    if outside_range is not None:
+        findings.append(outside_range)
+    if any(finding.code == "clusters" for finding in findings):
+        numbers["neighbourhoods"] = state.neighbourhoods
     if calibration is not data:
         numbers["explained_here"] = explanation.explained()
     importance = zip(
@@ -376,7 +394,8 @@ def _summarise(
             "rows": int(explanation.outside.any(1).sum()),
             "features": {k: n for k, n in outside if n},
         },
-        "health": [asdict(one) for one in state.findings],
+        "far": {"rows": int(explanation.far.sum())},
+        "health": [asdict(finding) for finding in sort_findings(findings)],
         "files": output.paths(FILES),
     }
 
@@ -388,6 +407,10 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
     lines = [f"{where}: {_shares(outputs, 'explained')}."]
     if any(abs((one["inside"] or 0) - (one["explained"] or 0)) > 5e-4 for one in outputs):
         lines.append(f"Inside the range fitted on: {_shares(outputs, 'inside')}.")
+    if "neighbourhoods" in outputs[0]:
+        lines.append(
+            f"With whole neighbourhoods of rows held out: {_shares(outputs, 'neighbourhoods')}."
+        )
     if "explained_here" in outputs[0]:
         lines.append(f"R² on the rows explained: {_shares(outputs, 'explained_here')}.")
     ridges = sorted({f"{one['ridge']:.3g}" for one in outputs}, key=float)
@@ -409,13 +432,6 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
         ": ".join(filter(None, (one["severity"], one["subject"], one["message"])))
         for one in found["health"]
     ]
-    outside = found["outside"]
-    if outside["rows"]:
-        most = sorted(outside["features"].items(), key=lambda item: -item[1])
-        lines.append(
-            f"note: {outside['rows']:,} of {count(found['rows'], 'row')} lie outside the calibration's range, in "
-            f"{_list([f'{name} ({number:,})' for name, number in most])}; see contributions.parquet's column outside."
-        )
     return lines
 
 

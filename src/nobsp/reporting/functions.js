@@ -27,6 +27,7 @@ if (table) {
   for (const part of ["codes", "values"]) if (held.labels?.[part]) held.labels[part] = unpacked(held.labels[part]);
   held.beyond = [...Array(held.count).keys()].map(() => []);
   for (const [k, rows] of Object.entries(held.outside)) rows.forEach((row) => held.beyond[row].push(Number(k)));
+  held.far = new Set(unpacked(held.far));
   table.singles.forEach((term) => table.features[term.features[0]].columns?.forEach((about) => { about.few = fewValues(about, term); about.missing = Boolean(term.axes[0]?.missing); }));
 }
 

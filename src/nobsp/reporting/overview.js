@@ -34,7 +34,9 @@ function drawHeadline(share, inside) {
     : [`of the variance of the model’s output`, ...output, ` is explained by ${parts}${which}`];
   const told = inside !== null && outsideRows > 0
     ? ` Inside the calibrated range ${percent(inside)}; ${percent(outsideRows)} of the held-out rows lie outside it.` : "";
-  byId("share-words").replaceChildren(...said, heldOut ? " (held-out R²)." : " (R²).", make("span", { className: "quiet", textContent: told }));
+  const wholly = table.health.neighbourhoods?.[state.output] ?? null;
+  const clustered = wholly === null ? "" : ` With whole neighbourhoods of rows held out it is ${percent(wholly)}.`;
+  byId("share-words").replaceChildren(...said, heldOut ? " (held-out R²)." : " (R²).", make("span", { className: "quiet", textContent: told + clustered }));
 }
 
 function strongLine(k, o, largest, scale) {

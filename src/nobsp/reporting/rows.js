@@ -24,6 +24,9 @@ function rowColumns() {
   if (rows.beyond.some((features) => features.length)) {
     columns.push({ id: "beyond", name: "out of range", value: (row) => rows.beyond[row].length, show: (count) => (count ? String(count) : "") });
   }
+  if (rows.far.size) {
+    columns.push({ id: "far", name: "far combination", value: (row) => Number(rows.far.has(row)), show: (far) => (far ? "yes" : "") });
+  }
   return columns;
 }
 
@@ -40,7 +43,7 @@ function chosenRows(columns) {
   const low = bound("filter-low", -Infinity), high = bound("filter-high", Infinity);
   let rows = everyRow();
   if (by && (low > -Infinity || high < Infinity)) rows = rows.filter((row) => by.value(row) >= low && by.value(row) <= high);
-  if (byId("only-beyond").checked) rows = rows.filter((row) => table.rows.beyond[row].length);
+  if (byId("only-beyond").checked) rows = rows.filter((row) => table.rows.beyond[row].length || table.rows.far.has(row));
   if (byId("only-wrong").checked) rows = rows.filter(wrong);
   const sort = columns.find((column) => column.id === browse.by);
   if (sort) {
@@ -118,6 +121,10 @@ function drawRow() {
   const parts = [holder];
   const out = table.rows.beyond[row].map((k) => table.features[k].name).join(", ");
   if (out) parts.push(make("p", { className: "finding warning" }, make("b", { textContent: "Extrapolated" }), " ", bdi(out)));
+  if (table.rows.far.has(row)) {
+    parts.push(make("p", { className: "finding warning" }, make("b", { textContent: "Far combination" }),
+      " Each value is in range, but together they are far from all calibration rows."));
+  }
   if (prediction && Number.isFinite(account.total[o])) parts.push(small("Its residual among all"), residualStrip(o, prediction[o] - account.total[o]));
   if (table.hits) parts.push(small("Its neighbours"), ...neighboursOf(row));
   if (table.influence) parts.push(small("What speaks for it, and against it"), ...speakersOf(row));
@@ -157,7 +164,7 @@ function startRows() {
   for (const column of rowColumns()) {
     if (!column.text) byId("filter-by").append(make("option", { value: column.id, textContent: column.name }));
   }
-  byId("only-beyond").parentElement.hidden = !rows.beyond.some((features) => features.length);
+  byId("only-beyond").parentElement.hidden = !rows.far.size && !rows.beyond.some((features) => features.length);
   byId("only-wrong-choice").hidden = !everyRow().some(wrong);
   for (const id of ["filter-by", "filter-low", "filter-high", "only-beyond", "only-wrong"]) {
     byId(id).addEventListener("input", () => { browse.page = 0; drawRows(); });

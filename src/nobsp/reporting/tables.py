@@ -29,6 +29,7 @@ from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions, measure_bands
 from nobsp.tabular.lookup import Chunk, Feature, LevelAxis, NumberAxis, TermTable
 from nobsp.tabular.reading import feature_position, level_axes, read_columns, read_tables
+from nobsp.tabular.scoring import outside_finding
 
 Truth = Mapping[str, Callable[[Any], Any]] | None
 # An NObSP, compiled functions or None; told by attributes, so that torch is not needed.
@@ -262,9 +263,11 @@ def _largest_difference(explanation: Explanation, shown: Shown) -> FloatArray:
 def _health(functions: Functions) -> PageData:
     """How much is explained of each output."""
     health = functions.state
+    is_clustered = any(finding.code == "clusters" for finding in health.findings)
     return {
         "explained": known(health.explained),
         "inside": known(health.inside),
+        "neighbourhoods": known(health.neighbourhoods) if is_clustered else None,
         "outside_rows": health.outside_rows,
         "held_out": health.held_out,
     }
@@ -319,6 +322,7 @@ def _rows_for_page(shown: Shown, labels: Labels, rows: Positions, names: Names) 
         "columns": _number_columns(shown, rows),
         "levels": _level_columns(shown, rows),
         "outside": outside,
+        "far": packed_codes(np.flatnonzero(account.far)),
         "direct": packed(direct) if direct.shape[1] else None,
         "predictions": packed(account.predictions) if model_ran else None,
         "residuals": packed(account.residual) if model_ran else None,
@@ -557,9 +561,10 @@ def list_findings(explanation: Explanation, shown: Shown) -> list[dict[str, str]
 
 def _findings_here(explanation: Explanation, shown: Shown) -> list[Finding]:
     """What is worth knowing about these rows and this page."""
-    findings = []
-    if explanation.outside.any():
-        findings.append(_outside_finding(explanation))
+    findings = list(explanation.findings)
+    outside = outside_finding(explanation.outside, explanation.feature_names)
+    if outside is not None:
+        findings.append(outside)
 
     rows = len(explanation)
     unknown = int((~np.isfinite(shown.account.values)).any((1, 2)).sum())
@@ -592,24 +597,6 @@ def _findings_here(explanation: Explanation, shown: Shown) -> list[Finding]:
         message = f"The model was not run{scope}: predictions and residuals are not known there."
         findings.append(Finding("note", "no_predictions", "", message))
     return findings
-
-
-def _outside_finding(explanation: Explanation) -> Finding:
-    """Which features have values outside what was calibrated, and in how many rows."""
-    outside = explanation.outside.sum(0)
-    order = np.argsort(-outside, kind="stable").tolist()
-    subjects = [
-        f"{explanation.feature_names[feature]} ({outside[feature]:,})"
-        for feature in order
-        if outside[feature]
-    ]
-    rows = count(int(explanation.outside.any(1).sum()), "row")
-    message = (
-        f"{rows} of {len(explanation):,} lie outside what was calibrated: a number out of range "
-        "(its function goes on), a missing value, or a level not seen (it contributes nothing "
-        "here). Calibrate on rows that cover them."
-    )
-    return Finding("warning", "outside", _join(subjects), message)
 
 
 def _join(names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from torch import nn
 
 from nobsp._messages import require_whole_number
 from nobsp.arguments import quote
-from nobsp.base import Explainer, Finding, Plots, sort_findings
+from nobsp.base import Explainer, Plots, sort_findings
 from nobsp.calibration import Engine, choose_engine
 from nobsp.calibration.ray import RayRun
 from nobsp.deprecation import warn_renamed
@@ -53,6 +53,7 @@ from nobsp.tabular.scoring import (
     MultiOutput,
     average_share,
     compare_with_headline,
+    outside_finding,
     share_on_rows,
 )
 
@@ -583,20 +584,9 @@ class NObSP(Explainer):
             return state
         explanation = self._explain(X)
         findings = [*state.findings, *explanation.findings]
-        outside = explanation.outside
-        if not outside.any():
-            return replace(state, findings=sort_findings(findings))
-        counts = outside.sum(0)
-        names = [
-            f"{name} ({counts[k]:,})"
-            for k, name in enumerate(fitted.functions.feature_names)
-            if counts[k]
-        ]
-        message = (
-            f"{int(outside.any(1).sum()):,} of {len(outside):,} rows lie outside what was calibrated, in "
-            f"{', '.join(names[:8])}{' and others' if len(names) > 8 else ''}; they are flagged in `outside`."
-        )
-        findings.append(Finding("note", "outside", "", message))
+        outside = outside_finding(explanation.outside, fitted.functions.feature_names)
+        if outside is not None:
+            findings.append(outside)
         return replace(state, findings=sort_findings(findings))
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:

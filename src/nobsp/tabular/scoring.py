@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp.base import Finding
+from nobsp.messages import count
 
 Array = NDArray[np.float64]
 MultiOutput = Literal["uniform_average", "raw"]
@@ -18,8 +19,10 @@ COMPARED_ROWS = 50
 # Difference to the headline that is worth telling, and how many standard errors it must exceed.
 WORTH_TELLING = 0.05
 STANDARD_ERRORS = 2.0
-# Share of the rows that lie far from all calibration rows, above which it is a warning; below, a note.
+# Share of the rows that lie outside or far from what was calibrated, above which it is a warning; below, a note.
 MANY_ROWS = 0.05
+# Features with values outside what was calibrated that are named; the others are counted.
+MOST_NAMED = 5
 
 
 class ExplainedWorseWarning(UserWarning):
@@ -91,12 +94,42 @@ def compare_with_headline(
 
 def far_finding(far: NDArray[np.bool_]) -> Finding | None:
     """How many rows are combinations far from all calibration rows."""
-    count = int(far.sum())
-    if not count:
+    number = int(far.sum())
+    if not number:
         return None
-    many = count >= MANY_ROWS * len(far) and count > 1
     message = (
-        f"{count:,} of {len(far):,} rows are combinations of values far from all calibration rows, though every single "
-        "value is in range; they are flagged in `far`. Functions were not tested there."
+        f"{number:,} of {len(far):,} rows are combinations of values far from all calibration rows, though every "
+        "single value is in range; they are flagged in `far`. Functions were not tested there."
     )
-    return Finding("warning" if many else "note", "far", "", message)
+    return Finding(_severity(number, len(far)), "far", "", message)
+
+
+def outside_finding(outside: NDArray[np.bool_], feature_names: Sequence[str]) -> Finding | None:
+    """How many rows have values outside what was calibrated, and which features have them, most first."""
+    number = int(outside.any(1).sum())
+    if not number:
+        return None
+    per_feature = outside.sum(0)
+    order = np.argsort(-per_feature, kind="stable").tolist()
+    named = [
+        f"{feature_names[feature]} ({per_feature[feature]:,})"
+        for feature in order
+        if per_feature[feature]
+    ]
+    subject = ", ".join(named[:MOST_NAMED])
+    if len(named) > MOST_NAMED:
+        subject += f" and {len(named) - MOST_NAMED} more"
+
+    verb = "lies" if number == 1 else "lie"
+    message = (
+        f"{count(number, 'row')} of {len(outside):,} {verb} outside what was calibrated: a number out of range (its "
+        "function goes on), a missing value, or a level not seen. They are flagged in `outside`. Calibrate on rows "
+        "that cover them."
+    )
+    return Finding(_severity(number, len(outside)), "outside", subject, message)
+
+
+def _severity(number: int, rows: int) -> str:
+    """A warning where it concerns many rows, a note where few."""
+    is_many = number >= MANY_ROWS * rows and number > 1
+    return "warning" if is_many else "note"
