@@ -73,7 +73,7 @@ def test_warnings_of_the_calibration_are_on_the_first_screen(show, tmp_path):
     assert "dependent" in codes
     # One row of many is a note, as it is in the health and on the command line.
     assert page.locator(".finding.note[data-code=outside]").count() == 1
-    assert "1 row of 201" in page.inner_text("[data-code=outside]")
+    assert "1 of 201 rows" in page.inner_text("[data-code=outside]")
 
 
 def _wavy_network() -> torch.nn.Module:

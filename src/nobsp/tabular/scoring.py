@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp.base import Finding
-from nobsp.messages import count
 
 Array = NDArray[np.float64]
 MultiOutput = Literal["uniform_average", "raw"]
@@ -120,9 +119,8 @@ def outside_finding(outside: NDArray[np.bool_], feature_names: Sequence[str]) ->
     if len(named) > MOST_NAMED:
         subject += f" and {len(named) - MOST_NAMED} more"
 
-    verb = "lies" if number == 1 else "lie"
     message = (
-        f"{count(number, 'row')} of {len(outside):,} {verb} outside what was calibrated: a number out of range (its "
+        f"{number:,} of {len(outside):,} rows lie outside what was calibrated: a number out of range (its "
         "function goes on), a missing value, or a level not seen. They are flagged in `outside`. Calibrate on rows "
         "that cover them."
     )
