@@ -32,16 +32,19 @@ from nobsp.published.sums import Parts
 from nobsp.tabular.columns import Columns, Rows, TableRows, read_ahead, require_passes
 from nobsp.tabular.correction import share_explained
 from nobsp.tabular.effort import FULL, PAIR_REACH
+from nobsp.tabular.estimate import Estimate, make_functions
+from nobsp.tabular.examination import feature_findings, share_findings
 from nobsp.tabular.explanation import term_name
 from nobsp.tabular.features import Points
-from nobsp.tabular.fitted import Estimate, Fitted
-from nobsp.tabular.fitting import Facts, Options, assemble, feature_findings, share_findings
+from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.grids import Represent, Tabulator
 from nobsp.tabular.health import Health, TermHealth
 from nobsp.tabular.lookup import Array, TermTable
+from nobsp.tabular.options import Options
 from nobsp.tabular.purification import transfer
 from nobsp.tabular.sample import Sample
 from nobsp.tabular.selection import screen_pairs
+from nobsp.tabular.setting import Setting
 from nobsp.tabular.tables import Main
 from nobsp.tabular.terms import refine_main, tabulate_main
 
@@ -76,7 +79,7 @@ def calibrate_published(
     options: Options,
     columns: Columns,
     known: Fitted | None,
-    facts_of: Callable[[Summary], Facts],
+    setting_of: Callable[[Summary], Setting],
     *,
     progress: bool,
 ) -> tuple[Summary, Published, Strengths]:
@@ -95,7 +98,7 @@ def calibrate_published(
         seen = summary
         if isinstance(rows, TableRows) and not reads_ahead:
             seen = run.accumulate(rows.peek(), Summary(groups), Summary.update, name="first rows")
-        plan, strengths = run.decide(lambda: _plan(facts_of(seen)), name="plan")
+        plan, strengths = run.decide(lambda: _plan(setting_of(seen)), name="plan")
 
     stages = split_plan(plan, network.readout, memory=run.memory)
     if len(stages) > 1:
@@ -135,67 +138,75 @@ def calibrate_published(
     return summary, published, strengths
 
 
-def _plan(facts: Facts) -> tuple[Plan, Strengths]:
+def _plan(setting: Setting) -> tuple[Plan, Strengths]:
     """Baseline, terms and bases of Algorithm 1, and the strengths of pairs where these were screened."""
     isolation = Isolation(
-        features=facts.columns.features,
-        baseline=facts.baseline,
-        few_valued=frozenset(facts.summary.levels),
-        categories=facts.categories,
-        batch_size=facts.options.batch_size,
+        features=setting.columns.features,
+        baseline=setting.baseline,
+        few_valued=frozenset(setting.summary.levels),
+        categories=setting.categories,
+        batch_size=setting.options.batch_size,
     )
-    with facts.network.running() as running:
-        pairs, strengths = _choose_pairs(facts, running.represent)
-        mains: list[Subset] = [(feature,) for feature in range(len(facts.names))]
-        sample = as_model_takes(facts.summary.sample, facts.readout)
-        rare = as_model_takes(rare_rows(facts.summary, isolation), facts.readout)
+    with setting.network.running() as running:
+        pairs, strengths = _choose_pairs(setting, running.represent)
+        mains: list[Subset] = [(feature,) for feature in range(len(setting.names))]
+        sample = as_model_takes(setting.summary.sample, setting.readout)
+        rare = as_model_takes(rare_rows(setting.summary, isolation), setting.readout)
         plan = make_plan(isolation, running.represent, sample, [*mains, *pairs], rare=rare)
     return plan, strengths
 
 
-def _choose_pairs(facts: Facts, represent: Represent) -> tuple[list[Subset], Strengths]:
+def _choose_pairs(setting: Setting, represent: Represent) -> tuple[list[Subset], Strengths]:
     """The interactions that were named, or the strongest pairs by a screening of all."""
-    wanted = facts.pairs()
+    wanted = setting.pairs()
     if isinstance(wanted, Sequence):
         return list(wanted), {}
     if wanted == 0:
         return [], {}
 
-    tabulate = _tabulator(facts, represent, facts.weight)
-    strengths = screen_pairs(tabulate, facts.domains, facts.sample(represent), FULL).strengths
+    tabulate = _tabulator(setting, represent, setting.weight)
+    strengths = screen_pairs(tabulate, setting.domains, setting.sample(represent), FULL).strengths
     if wanted is not None:
         return list(strengths)[:wanted], strengths
     strong = [pair for pair, strength in strengths.items() if strength >= LEAST_STRENGTH]
     return strong[:MOST_PAIRS], strengths
 
 
-def _tabulator(facts: Facts, represent: Represent, weight: Tensor) -> Tabulator:
+def _tabulator(setting: Setting, represent: Represent, weight: Tensor) -> Tabulator:
     """Tables along the baseline."""
-    return Tabulator(represent, facts.baseline_rows(), weight, batch_size=facts.options.batch_size)
+    return Tabulator(
+        represent, setting.baseline_rows(), weight, batch_size=setting.options.batch_size
+    )
 
 
-def estimate_published(facts: Facts, published: Published, strengths: Strengths) -> Estimate:
+def estimate_published(setting: Setting, published: Published, strengths: Strengths) -> Estimate:
     """The functions of Algorithm 1 as tables along the baseline, beside the coefficients themselves."""
     # The first calibration's, where the plan was taken over or merged.
-    facts.baseline = published.plan.isolation.baseline
-    with facts.network.running() as running:
-        sample = facts.sample(running.represent)
+    setting = setting.with_baseline(published.plan.isolation.baseline)
+    with setting.network.running() as running:
+        sample = setting.sample(running.represent)
         measured = sample.some(MEASURED_ROWS)
         values = published.values(running.represent, measured.inputs)
-        at_baseline = published.values(running.represent, facts.baseline_rows())[0]
-        tables = _TablesAlongBaseline(facts, published, sample, running.represent)
+        at_baseline = published.values(running.represent, setting.baseline_rows())[0]
+        tables = _TablesAlongBaseline(setting, published, sample, running.represent)
 
-    return assemble(
-        facts,
+    functions = make_functions(
+        setting,
         tuple(tables.by_term.values()),
         published.plan.terms,
         values,
         at_baseline,
-        base=published.solution.base,
+        base_values=published.solution.base,
         strengths=strengths,
-        state=_examine(facts, published, values, measured),
+        health=_examine(setting, published, values, measured),
         measure=tables.spreads,
-        alphas=(published.ridge.value,) * facts.readout.outputs,
+    )
+    return Estimate(
+        functions=functions,
+        terms=published.plan.terms,
+        baseline=setting.baseline,
+        baseline_contributions=at_baseline.numpy(),
+        alphas=(published.ridge.value,) * setting.readout.outputs,
         published=published,
     )
 
@@ -204,9 +215,9 @@ class _TablesAlongBaseline:
     """Every term of at most two features that have tables, tabulated with all others at the baseline."""
 
     def __init__(
-        self, facts: Facts, published: Published, sample: Sample, represent: Represent
+        self, setting: Setting, published: Published, sample: Sample, represent: Represent
     ) -> None:
-        self.facts = facts
+        self.setting = setting
         self.published = published
         self.sample = sample
         self.represent = represent
@@ -217,9 +228,9 @@ class _TablesAlongBaseline:
             self._add(term)
 
     def _add(self, term: Subset) -> None:
-        domains = [self.facts.domains[feature] for feature in term]
+        domains = [self.setting.domains[feature] for feature in term]
         if len(term) == 1 and not domains[0].columns:  # the preprocessing drops it
-            nothing = np.zeros((1, self.facts.readout.outputs))
+            nothing = np.zeros((1, self.setting.readout.outputs))
             self.by_term[term] = TermTable(term, (), nothing)
         elif all(domain.tabulated for domain in domains):
             if len(term) == 1:
@@ -230,8 +241,8 @@ class _TablesAlongBaseline:
     def _add_main(self, feature: int) -> None:
         term = (feature,)
         solution = self.published.solution
-        tabulate = _tabulator(self.facts, self.represent, solution.matrices[term])
-        domain = self.facts.domains[feature]
+        tabulate = _tabulator(self.setting, self.represent, solution.matrices[term])
+        domain = self.setting.domains[feature]
         chunk = self.sample.chunk()
         unit = self.sample.spread
         first = Main(*tabulate_main(tabulate, domain, chunk, unit, FULL))
@@ -246,9 +257,9 @@ class _TablesAlongBaseline:
     def _add_pair(self, pair: tuple[int, int]) -> None:
         """The pair's projection less the functions of its features (A.14)."""
         solution = self.published.solution
-        tabulate = _tabulator(self.facts, self.represent, solution.matrices[pair])
+        tabulate = _tabulator(self.setting, self.represent, solution.matrices[pair])
         first, second = (
-            self.facts.domains[feature].points(
+            self.setting.domains[feature].points(
                 self.sample.chunk(), quantiles=PAIR_QUANTILES, even=PAIR_EVEN, reach=PAIR_REACH
             )
             for feature in pair
@@ -281,16 +292,16 @@ class _TablesAlongBaseline:
         return spreads
 
 
-def _examine(facts: Facts, published: Published, values: Tensor, measured: Sample) -> Health:
+def _examine(setting: Setting, published: Published, values: Tensor, measured: Sample) -> Health:
     """What is worth knowing before the numbers are believed."""
     residuals = measured.outputs - values.sum(1)
     explained = share_explained(residuals - residuals.mean(0), measured.outputs)
     shares = tuple(explained.tolist())
     return Health(
-        findings=sort_findings(_findings(facts, published, values, measured, explained)),
+        findings=sort_findings(_findings(setting, published, values, measured, explained)),
         terms=tuple(
             TermHealth(
-                tuple(facts.names[feature] for feature in term),
+                tuple(setting.names[feature] for feature in term),
                 published.plan.bases[term].shape[1],
                 published.solution.unique_share[term],
             )
@@ -299,22 +310,22 @@ def _examine(facts: Facts, published: Published, values: Tensor, measured: Sampl
         explained=shares,
         inside=shares,
         outside_rows=0.0,
-        rows=facts.summary.rows,
-        columns=facts.readout.width,
+        rows=setting.summary.rows,
+        columns=setting.readout.width,
         held_out=False,
     )
 
 
 def _findings(
-    facts: Facts, published: Published, values: Tensor, measured: Sample, explained: Tensor
+    setting: Setting, published: Published, values: Tensor, measured: Sample, explained: Tensor
 ) -> list[Finding]:
     """Low shares, features that do nothing, too few rows, terms that overlap, bands that are missing."""
     findings = [
-        *share_findings(explained, facts.output_names, what="R² on the calibration rows"),
-        *feature_findings(facts, published.plan.terms, values, measured),
+        *share_findings(explained, setting.output_names, what="R² on the calibration rows"),
+        *feature_findings(setting, published.plan.terms, values, measured),
     ]
-    n_rows = facts.summary.rows
-    width = facts.readout.width
+    n_rows = setting.summary.rows
+    width = setting.readout.width
     if n_rows <= width:
         message = (
             f"Fewer rows ({n_rows}) than the representation is wide ({width}): calibrate on more."
@@ -323,7 +334,7 @@ def _findings(
 
     subjects = {finding.subject for finding in findings}
     for term, note in published.solution.notes.items():
-        name = term_name([facts.names[feature] for feature in term])
+        name = term_name([setting.names[feature] for feature in term])
         if name not in subjects:
             severity = "note" if published.plan.bases[term].shape[1] == 0 else "warning"
             findings.append(Finding(severity, "overlap", name, note))

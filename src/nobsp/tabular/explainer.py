@@ -32,6 +32,7 @@ from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.serialization import damage_in_words
 from nobsp.tabular import files
 from nobsp.tabular.budget import probe_rows
+from nobsp.tabular.calibration import calibrate_terms
 from nobsp.tabular.columns import (
     count_in_memory,
     find_columns,
@@ -44,10 +45,10 @@ from nobsp.tabular.complement import calibrate_published, estimate_published, pu
 from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fitted import Fitted, removal_effects, stand_ins
-from nobsp.tabular.fitting import Facts, Options, estimate_terms, find_readout, names_of_outputs
 from nobsp.tabular.folds import Codes, resolve_groups, sampled_positions
 from nobsp.tabular.functions import Functions, function_of, measure_bands
 from nobsp.tabular.health import Health
+from nobsp.tabular.options import Options
 from nobsp.tabular.scoring import (
     ExplainedWorseWarning,
     MultiOutput,
@@ -56,6 +57,7 @@ from nobsp.tabular.scoring import (
     outside_finding,
     share_on_rows,
 )
+from nobsp.tabular.setting import Problem, Setting, find_readout, names_of_outputs
 
 # Calibrations of which it was said that rows are explained worse than the headline.
 _WARNED: WeakSet[Fitted] = WeakSet()
@@ -222,34 +224,38 @@ class NObSP(Explainer):
                 else known.columns
             )
 
-            def facts_of(summary: Summary) -> Facts:
-                return Facts(
-                    adapted,
-                    columns,
-                    summary,
-                    network,
-                    options,
-                    names,
-                    weighted=weighted,
-                    groups=None if codes is None else codes[_sampled(codes, options)],
-                    probed=len(probe),
-                )
-
+            problem = Problem(
+                adapted=adapted,
+                network=network,
+                columns=columns,
+                options=options,
+                output_names=names,
+                n_unweighted=weighted,
+                groups=None if codes is None else codes[_sampled(codes, options)],
+                n_probed=len(probe),
+            )
             if options.reference == "terms":
                 summary = Summary(columns.features.columns)
                 summary = run.accumulate(
                     rows, summary, Summary.update, name="reading", progress=progress
                 )
-                make = partial(estimate_terms, progress=progress)
+                make = partial(calibrate_terms, progress=progress)
             else:
                 summary, published, strengths = calibrate_published(
-                    run, rows, network, options, columns, known, facts_of, progress=progress
+                    run,
+                    rows,
+                    network,
+                    options,
+                    columns,
+                    known,
+                    problem.with_rows,
+                    progress=progress,
                 )
                 make = partial(estimate_published, published=published, strengths=strengths)
             if run.size > 1:  # what travels between processes has its bands with it
-                estimate = run.decide(lambda: make(facts_of(summary)).with_spreads())
+                estimate = run.decide(lambda: make(problem.with_rows(summary)).with_spreads())
             else:
-                estimate = make(facts_of(summary))
+                estimate = make(problem.with_rows(summary))
         self._fit = Fitted(
             adapted,
             readout,
@@ -295,11 +301,18 @@ class NObSP(Explainer):
         network = Network(mine.readout, checked_device(self.device, mine.readout.device))
         summary, columns = mine.summary.merge(theirs.summary), mine.columns.merge(theirs.columns)
         options = Options.of(self.get_params(deep=False))
-        facts = Facts(mine.adapted, columns, summary, network, options, mine.functions.output_names)
+        setting = Setting(
+            adapted=mine.adapted,
+            network=network,
+            columns=columns,
+            options=options,
+            output_names=mine.functions.output_names,
+            summary=summary,
+        )
         if published is None:
-            estimate = estimate_terms(facts)
+            estimate = calibrate_terms(setting)
         else:
-            estimate = estimate_published(facts, published, mine.functions.strengths)
+            estimate = estimate_published(setting, published, mine.functions.strengths)
         self._fit = replace(mine, columns=columns, summary=summary, estimate=estimate)
         return self
 

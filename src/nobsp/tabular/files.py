@@ -18,10 +18,12 @@ from nobsp.network.readout import Readout, as_model_takes
 from nobsp.projection import Ridge
 from nobsp.published import Accumulator, Isolation, Plan, Published, Solution
 from nobsp.tabular.columns import Columns, Seen, input_values
-from nobsp.tabular.fitted import Estimate, Fitted
-from nobsp.tabular.fitting import Options, find_readout, plain
+from nobsp.tabular.estimate import Estimate
+from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.functions import CLASSES
+from nobsp.tabular.options import Options, plain
 from nobsp.tabular.pieces import DirectTerm
+from nobsp.tabular.setting import find_readout
 
 KIND = "tabular explainer"
 VERSION = 6

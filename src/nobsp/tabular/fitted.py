@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,43 +14,16 @@ from torch import Tensor
 
 from nobsp.models.unseen import unseen_levels
 from nobsp.network.adapted import Adapted
-from nobsp.network.batches import Source, batches_of
+from nobsp.network.batches import Source
 from nobsp.network.inputs import MOST_LEVELS, Subset, Summary, distinct
 from nobsp.network.progress import progress_bar
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.tabular.columns import Columns, input_values
-from nobsp.tabular.functions import Functions, measure_bands
+from nobsp.tabular.estimate import Estimate
+from nobsp.tabular.functions import Functions
 from nobsp.tabular.grids import Represent, Tabulator
-from nobsp.tabular.pieces import DirectTerm
 from nobsp.tabular.reading import level_axes, read_columns, read_tables
-
-if TYPE_CHECKING:
-    from nobsp.published import Published
-
-
-@dataclass(frozen=True, eq=False)
-class Estimate:
-    """What is estimated, without the network."""
-
-    functions: Functions  # every term that has a table
-    terms: tuple[Subset, ...]  # all terms, as positions of features; single features first
-    baseline: Tensor  # the baseline as the network takes it
-    baseline_contributions: NDArray[
-        np.float64
-    ]  # what each term contributes there, (terms, outputs)
-    alphas: tuple[float, ...]  # per output the relative strength of the ridge
-    direct: tuple[DirectTerm, ...] = ()  # terms that run through the network row by row
-    background: Tensor | None = None  # the background rows; None where they were not kept
-    offsets: dict[int, Tensor] = field(
-        default_factory=dict
-    )  # per category, what its prior part is measured from
-    published: Published | None = None  # the calibration as published, where that was asked for
-
-    def with_spreads(self) -> Estimate:
-        """The same with bands measured, and nothing that cannot be sent to another process."""
-        return replace(
-            self, functions=replace(measure_bands(self.functions))
-        )  # a copy without what measures them
+from nobsp.tabular.setting import rows_like
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,29 +37,6 @@ class Account:
     )  # contributions, (rows, terms, outputs); None where they were not asked for
     outside: NDArray[np.bool_]  # which features lie outside what was calibrated, (rows, features)
     inputs: Tensor  # the rows as the network takes them
-
-
-def rows_like(
-    X: Any,
-    adapted: Adapted,
-    columns: Columns,
-    width: int,
-    batch_size: int,
-    *,
-    argument: str = "X",
-    strict: bool = True,
-) -> Source:
-    """Rows in batches, with the columns that were calibrated on."""
-    X = X if adapted.pack is None else adapted.pack(X)
-    names, encode = columns.names, adapted.encode
-    source = batches_of(
-        X, batch_size=batch_size, encode=encode, columns=names, argument=argument, strict=strict
-    )
-    if source.columns != width:
-        raise ValueError(
-            f"{argument} has {source.columns} columns but the explainer was calibrated on {width}."
-        )
-    return source
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,135 @@
+"""What is estimated: functions that have tables, and what the other terms need of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nobsp.network.inputs import Subset
+from nobsp.published import Published
+from nobsp.tabular.distance import Reach, measure_reach
+from nobsp.tabular.features import Domain, own_columns
+from nobsp.tabular.functions import Functions, Measure, measure_bands, measure_bands_later
+from nobsp.tabular.health import Health
+from nobsp.tabular.lookup import TermTable
+from nobsp.tabular.pieces import DirectTerm
+from nobsp.tabular.sample import Sample
+from nobsp.tabular.setting import Setting
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """What is estimated, without the network."""
+
+    functions: Functions  # every term that has a table
+    terms: tuple[Subset, ...]  # all terms, as positions of features; single features first
+    baseline: Tensor  # the baseline as the network takes it
+    baseline_contributions: NDArray[np.float64]  # of every term there, (terms, outputs)
+    alphas: tuple[float, ...]  # per output the relative strength of the ridge
+    direct: tuple[DirectTerm, ...] = ()  # terms that run through the network row by row
+    background: Tensor | None = None  # the background rows; None where they were not kept
+    # Per category, what its prior part is measured from.
+    offsets: dict[int, Tensor] = field(default_factory=dict)
+    published: Published | None = None  # the calibration as published, where that was asked for
+
+    def with_spreads(self) -> Estimate:
+        """The same with bands measured, and nothing that cannot be sent to another process."""
+        # A copy of the functions is without what measures the bands.
+        return replace(self, functions=replace(measure_bands(self.functions)))
+
+
+def make_functions(
+    setting: Setting,
+    tables: tuple[TermTable, ...],
+    terms: tuple[Subset, ...],
+    values: Tensor,
+    at_baseline: Tensor,
+    *,
+    base_values: Tensor,
+    strengths: dict[Subset, float],
+    health: Health,
+    measure: Measure,
+) -> Functions:
+    """The functions with everything that is known of them.
+
+    `values` are contributions of all terms on some calibration rows, (rows, terms, outputs), and `at_baseline` those at
+    the baseline. `measure` tells how far curves move, once somebody asks.
+    """
+    names = setting.names
+    position = {term: number for number, term in enumerate(terms)}
+    without_table = set(terms) - {table.features for table in tables}
+    functions = Functions(
+        features=tuple(domain.feature for domain in setting.domains),
+        column_names=setting.columns.names,
+        column_count=setting.columns.count,
+        output_names=setting.output_names,
+        tables=tables,
+        base_values=base_values.numpy().copy(),
+        baseline_contributions=at_baseline[[position[table.features] for table in tables]].numpy(),
+        baseline=_baseline_positions(setting.domains, setting.baseline_sample()),
+        state=health,
+        link=setting.adapted.link or setting.readout.link,
+        importances=_measure_importances(terms, values, n_features=len(names)),
+        strengths=strengths,
+        left_out=tuple(
+            tuple(names[feature] for feature in term) for term in terms if term in without_table
+        ),
+        reach=_usual_combinations(setting),
+    )
+    measure_bands_later(functions, measure)
+    return functions
+
+
+def _measure_importances(
+    terms: Sequence[Subset], values: Tensor, *, n_features: int
+) -> dict[str, NDArray[np.float64]]:
+    """Mean absolute contribution of every feature, by its own function and by all terms that contain it."""
+    containing = terms_with(terms, n_features)
+    totals = torch.stack([values[:, positions].sum(1) for positions in containing], 1)
+    return {
+        "main": values[:, :n_features].abs().mean(0).numpy(),
+        "total": totals.abs().mean(0).numpy(),
+    }
+
+
+def terms_with(terms: Sequence[Subset], n_features: int) -> list[list[int]]:
+    """Per feature the positions of the terms that contain it."""
+    containing: list[list[int]] = [[] for _ in range(n_features)]
+    for position, term in enumerate(terms):
+        for feature in term:
+            containing[feature].append(position)
+    return containing
+
+
+def _usual_combinations(setting: Setting) -> Reach | None:
+    """Which combinations of the features that are single numbers are usual among the rows in memory."""
+    sample = setting.summary.sample
+    if not len(sample):
+        return None
+    own = own_columns(setting.domains, sample)
+    numbers = {
+        domain.feature.columns[0]: own[domain.feature.columns[0]]
+        for domain in setting.domains
+        if domain.span is not None
+    }
+    return measure_reach(numbers)
+
+
+def _baseline_positions(domains: Sequence[Domain], baseline: Sample) -> NDArray[np.float64]:
+    """Where on its axis every feature's baseline is; NaN where it has no axis."""
+    return np.array([_baseline_position(domain, baseline) for domain in domains])
+
+
+def _baseline_position(domain: Domain, baseline: Sample) -> float:
+    if domain.levels is not None:
+        positions, *_ = baseline.chunk().places(domain.levels)
+        level = int(positions[0])
+        return float(level) if level < len(domain.levels) else float("nan")
+    if domain.span is None:
+        return float("nan")
+    return float(baseline.own[domain.feature.columns[0]][0])

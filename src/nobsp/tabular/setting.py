@@ -1,0 +1,259 @@
+"""What is known before anything is estimated: the model, the columns, the options, and the rows in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, fields, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nobsp._messages import number_outputs
+from nobsp.arguments import names_of
+from nobsp.network.adapted import Adapted
+from nobsp.network.batches import Source, batches_of
+from nobsp.network.inputs import Subset, Summary, resolve_baseline
+from nobsp.network.readout import Network, Readout, as_model_takes
+from nobsp.tabular.budget import Costs
+from nobsp.tabular.columns import Columns, categories_of, input_baseline
+from nobsp.tabular.effort import Effort, least_costs
+from nobsp.tabular.features import describe, own_columns
+from nobsp.tabular.folds import Codes
+from nobsp.tabular.grids import Represent
+from nobsp.tabular.lookup import Chunk
+from nobsp.tabular.options import Options
+from nobsp.tabular.sample import Sample
+
+# Features of a row that an error message shows.
+_MOST_SHOWN = 8
+
+
+@dataclass(eq=False, kw_only=True)
+class Problem:
+    """A model to be explained, with its columns and options; rows have not been read."""
+
+    adapted: Adapted
+    network: Network
+    columns: Columns
+    options: Options
+    output_names: tuple[str, ...]
+    n_unweighted: int | None = None  # rows before weights repeated them; None without weights
+    groups: Codes | None = None  # of every row of the sample, where the caller named groups
+    n_probed: int = 0  # rows that the head was found with
+
+    @property
+    def readout(self) -> Readout:
+        """The linear head."""
+        return self.network.readout
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the features."""
+        return self.columns.features.names
+
+    def with_rows(self, summary: Summary) -> Setting:
+        """The same together with what its rows look like."""
+        known = {field.name: getattr(self, field.name) for field in fields(Problem)}
+        return Setting(**known, summary=summary)
+
+
+@dataclass(eq=False, kw_only=True)
+class Setting(Problem):
+    """A problem with its rows: everything that functions are estimated from."""
+
+    summary: Summary
+
+    def __post_init__(self) -> None:
+        self.categories = categories_of(
+            self.columns,
+            self.summary,
+            self.readout.embedded_columns,
+            integer=self.readout.integer,
+        )
+        self.baseline = resolve_baseline(
+            input_baseline(self.columns, self.adapted, self.options.baseline),
+            features=self.columns.features,
+            columns=self.summary.mean.numel(),
+            summary=self.summary,
+            categories=self.categories,
+        )
+        if self.readout.integer and not torch.equal(self.baseline, self.baseline.round()):
+            raise ValueError(
+                'baseline has fractions but the model takes integers; pass whole numbers or "mode".'
+            )
+        self.domains = [
+            describe(self.columns, self.adapted, self.summary, self.categories, feature)
+            for feature in range(len(self.columns.features))
+        ]
+        self.weight = self.readout.head.weight.T.to("cpu", torch.float64)
+
+    @property
+    def n_rows(self) -> int:
+        """Calibration rows, as the caller counts them."""
+        return self.summary.rows if self.n_unweighted is None else self.n_unweighted
+
+    def with_baseline(self, baseline: Tensor) -> Setting:
+        """The same with a baseline that was fixed before."""
+        changed = copy(self)
+        changed.baseline = baseline
+        return changed
+
+    def sample(self, represent: Represent, most: int | None = None) -> Sample:
+        """The rows in memory, or so many of them at even distances, with what the network makes of them."""
+        rows = self.summary.sample
+        groups = self.groups
+        if most is not None and most < len(rows):
+            chosen = np.linspace(0, len(rows) - 1, most).astype(np.intp)
+            rows = rows[torch.from_numpy(chosen)]
+            groups = None if groups is None else groups[chosen]
+
+        inputs = as_model_takes(rows, self.readout)
+        outputs = [
+            self.readout.logits(represent(part)).cpu().double()
+            for part in torch.split(inputs, self.options.batch_size)
+        ]
+        own = own_columns(self.domains, rows)
+        self._require_finite(rows, torch.cat(outputs))
+        return Sample(own, inputs, torch.cat(outputs), groups=groups)
+
+    def _require_finite(self, rows: Tensor, outputs: Tensor) -> None:
+        """An error that shows a calibration row for which the model has no finite answer."""
+        unanswered = (~outputs.isfinite().all(1)).nonzero().flatten()
+        if not len(unanswered):
+            return
+        row = rows[int(unanswered[0])]
+        shown = []
+        for name, columns in zip(self.names, self.columns.features.columns, strict=True):
+            if columns:
+                values = [f"{value:.6g}" for value in row[list(columns)].tolist()]
+                shown.append(f"{name} = {', '.join(values)}")
+        listed = "; ".join(shown[:_MOST_SHOWN]) + ("; …" if len(shown) > _MOST_SHOWN else "")
+        raise ValueError(
+            f"X has {len(unanswered):,} rows for which the model's output is not finite, such as the one with "
+            f"{listed}. Leave such rows out: only finite outputs can be explained."
+        )
+
+    def least_costs(
+        self, effort: Effort, background: int | Tensor, pairs: Sequence[Subset] | int | None
+    ) -> Costs:
+        """Forward rows that full tables of single features take at least, and screening."""
+        rows = self.summary.sample
+        chunk = Chunk(own_columns(self.domains, rows), slice(0, len(rows)))
+        n_background = background if isinstance(background, int) else len(background)
+        return least_costs(self.domains, chunk, effort, background=n_background, pairs=pairs)
+
+    def baseline_rows(self) -> Tensor:
+        """The baseline as a row that the model takes."""
+        return as_model_takes(self.baseline[None], self.readout)
+
+    def baseline_sample(self) -> Sample:
+        """The baseline as a sample of one row."""
+        own = own_columns(self.domains, self.baseline[None])
+        return Sample(own, self.baseline_rows(), torch.zeros(1, self.readout.outputs))
+
+    def pairs(self) -> Sequence[Subset] | int | None:
+        """Interactions as `fit_terms` takes them: which, how many, or None for those that pay."""
+        wanted = self.options.interactions
+        if isinstance(wanted, str):
+            return None
+        if isinstance(wanted, int):
+            return wanted
+        return self._named_interactions(wanted)
+
+    def _named_interactions(self, wanted: Iterable[Any]) -> list[Subset]:
+        """The pairs and triples that were named, as positions of features."""
+        terms: set[Subset] = set()
+        for names in wanted:
+            if isinstance(names, str) or not isinstance(names, Collection):
+                raise _no_interaction(names)
+            if not 2 <= len(names) <= 3:
+                raise _no_interaction(names)
+            features = self.columns.features
+            positions = [features.index(name, argument="interactions") for name in names]
+            term = tuple(sorted(positions))
+            if len(set(term)) != len(term):
+                raise ValueError(f"interactions has {tuple(names)!r}, which names a feature twice.")
+            terms |= {term, *combinations(term, 2)}  # a triple brings its pairs along
+        return sorted(terms, key=lambda term: (len(term), term))
+
+    def background(self) -> int | Tensor:
+        """How many background rows, or the rows themselves; one is the baseline."""
+        wanted = self.options.background
+        if isinstance(wanted, int):
+            return wanted if wanted > 1 else self.baseline_rows()
+        source = rows_like(
+            wanted,
+            self.adapted,
+            self.columns,
+            self.summary.mean.numel(),
+            self.options.batch_size,
+            argument="background",
+        )
+        rows = torch.cat([batch.double() for batch in source])
+        return as_model_takes(rows, self.readout)
+
+
+def _no_interaction(names: object) -> ValueError:
+    return ValueError(f"interactions must list pairs or triples of feature names, found {names!r}.")
+
+
+def rows_like(
+    X: Any,
+    adapted: Adapted,
+    columns: Columns,
+    width: int,
+    batch_size: int,
+    *,
+    argument: str = "X",
+    strict: bool = True,
+) -> Source:
+    """Rows in batches, with the columns that were calibrated on."""
+    source = batches_of(
+        X if adapted.pack is None else adapted.pack(X),
+        batch_size=batch_size,
+        encode=adapted.encode,
+        columns=columns.names,
+        argument=argument,
+        strict=strict,
+    )
+    if source.columns != width:
+        raise ValueError(
+            f"{argument} has {source.columns} columns but the explainer was calibrated on {width}."
+        )
+    return source
+
+
+def find_readout(adapted: Adapted, probe: Tensor, *, head: str | nn.Module | None) -> Readout:
+    """The model's linear head, or its outputs, or an error about the columns where the model cannot take them."""
+    try:
+        readout = Readout.find_any(adapted.module, probe, head=head)
+    except (RuntimeError, IndexError) as failure:
+        hint = "pass exactly the columns it was trained on, in their order, without labels"
+        raise ValueError(
+            f"the model cannot take the {probe.shape[1]} columns of X ({failure}); {hint}."
+        ) from failure
+    embedded = {*readout.embedded_columns, *adapted.codes}
+    return replace(readout, embedded_columns=tuple(sorted(embedded)))
+
+
+def names_of_outputs(
+    wanted: Sequence[str] | None, *, outputs: int, known: Sequence[str] | None
+) -> tuple[str, ...]:
+    """Names for the outputs: those asked for, those the model knows, or numbers."""
+    if wanted is None:
+        if known is not None and len(known) == outputs:
+            return tuple(known)
+        return number_outputs(outputs)
+    names = names_of("output_names", wanted)
+    if len(names) != outputs:
+        raise ValueError(
+            f"output_names has {len(names)} names but the model has {outputs} outputs."
+        )
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"output_names has the name {twice!r} twice; names must differ.")
+    return names
