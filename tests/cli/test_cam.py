@@ -221,6 +221,42 @@ def test_a_torn_image_is_named_and_nothing_is_written(
     assert not Path("out").exists()
 
 
+def test_broken_images_are_left_out_and_named_when_asked(
+    nobsp: Run, gallery: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "images"
+    shutil.copytree(gallery / "images", folder)
+    (folder / "down" / "torn.png").write_bytes((folder / "down" / "0.png").read_bytes()[:40])
+    done = nobsp(
+        "cam", "--model", gallery / "net.pt2", "--images", folder, "--channels", 1, "--skip-broken",
+        "--out", tmp_path / "out", "--json", "--no-report",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert [Path(path).name for path in result["skipped"]] == ["torn.png"]
+    assert result["images"] == 6
+
+
+@pytest.mark.parametrize("option", ["--thorough", "--removal", "--points=4"])
+def test_other_maps_can_be_laid_over_the_images(
+    nobsp: Run, gallery: Path, tmp_path: Path, option: str
+) -> None:
+    done = nobsp(
+        "cam", "--model", gallery / "net.pt2", "--images", gallery / "images", "--channels", 1, option,
+        "--out", tmp_path / "out", "--json", "--no-report",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert len(list((tmp_path / "out" / "maps").iterdir())) == 6
+
+
+def test_two_maps_at_once_are_refused(nobsp: Run, gallery: Path, tmp_path: Path) -> None:
+    done = nobsp(
+        "cam", "--model", gallery / "net.pt2", "--images", gallery / "images", "--channels", 1,
+        "--thorough", "--removal", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.code == 2
+
+
 @pytest.mark.parametrize("command", ["cam", "audit"])
 def test_folders_in_another_order_than_the_classes_are_noticed(
     nobsp: Run, gallery: Path, tmp_path: Path, command: str

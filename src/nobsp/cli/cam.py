@@ -20,6 +20,7 @@ from nobsp.cli.options import (
     METHOD,
     POSITIVE,
     Console,
+    Flag,
     ImageOptions,
     ModelOptions,
     OutputOptions,
@@ -67,6 +68,12 @@ class MapOptions:
     """The head's own weights (default), or found by the paper's Algorithm 1."""
     link: Literal["softmax", "sigmoid"] | None = None
     """sigmoid where images may have several classes (default: as found)."""
+    points: Annotated[int | None, POSITIVE] = None
+    """Points of the integral through the layers behind the map; 8 make numbers add up (default: as many as needed)."""
+    thorough: Flag = False
+    """Lay the thorough map over the images in maps/: slow, 50 forward passes an image."""
+    removal: Flag = False
+    """Lay over the images in maps/ in which order places have to go for the class to go fastest."""
 
 
 def cam(
@@ -86,18 +93,20 @@ def cam(
     """
     with output.write(FILES) as folder, model.limit_threads(None):
         pictures, others = find_images(images, maps.calibrate, model)
+        _require_one_map(maps)
+        broken = sorted({*pictures.broken, *others.broken})
+        console.warn(_name_broken(broken))
         loaded = load_model(model)
         network, names = prepare_network(model, loaded, others, console)
-        target, against = (
-            _find_class(maps.target, names, "--class"),
-            _find_class(maps.against, names, "--against"),
-        )
+        target = _find_class(maps.target, names, "--class")
+        against = _find_class(maps.against, names, "--against")
         chosen = {"target": target, "against": against}
-        choices = {name: getattr(maps, name) for name in ("layer", "coefficients", "kind", "link")}
+        options_of_map = ("layer", "coefficients", "kind", "link", "points")
+        choices = {name: getattr(maps, name) for name in options_of_map}
         explainer = fit_cam(model, network, names, others, console, **choices)
         console.step(f"making maps of {count(len(pictures), 'image')}")
         (folder / "maps").mkdir()
-        table = _write_maps(folder / "maps", pictures, explainer, chosen)
+        table = _write_maps(folder / "maps", pictures, explainer, chosen, maps)
         write_csv(folder / "predictions.csv", table)
         explainer.save(folder / "explainer.nobsp")
         warning = check_order(pictures.labels, table["predicted"], names)
@@ -111,7 +120,27 @@ def cam(
             _write_report(
                 folder / "report.html", pictures, explainer, chosen, title=title, about=about
             )
-    console.show(_summarise(output, table, explainer, warning), _describe)
+    summary = _summarise(output, table, explainer, warning)
+    summary["skipped"] = [str(path) for path in broken]
+    console.show(summary, _describe)
+
+
+def _require_one_map(maps: MapOptions) -> None:
+    """A usage error where options name two maps at once."""
+    if maps.thorough and maps.removal:
+        raise UsageError("--thorough and --removal are two maps; choose one.")
+    if (maps.thorough or maps.removal) and (maps.against or maps.kind):
+        raise UsageError(
+            "--thorough and --removal are maps of their own; leave --against and --map out."
+        )
+
+
+def _name_broken(broken: Sequence[Path]) -> str | None:
+    """Which files were left out, in words."""
+    if not broken:
+        return None
+    names = join_names([path.name for path in broken], 5)
+    return f"{count(len(broken), 'file')} cannot be read as images and were left out: {names}"
 
 
 @Parameter(name="*", group=METHOD)
@@ -397,7 +426,11 @@ def _explain(
 
 
 def _write_maps(
-    folder: Path, pictures: Pictures, explainer: NObSPCam, chosen: Mapping[str, Any]
+    folder: Path,
+    pictures: Pictures,
+    explainer: NObSPCam,
+    chosen: Mapping[str, Any],
+    options_of_map: MapOptions,
 ) -> dict[str, list[Any]]:
     """Lays every map over its image; returns what was predicted."""
     from PIL import Image
@@ -414,7 +447,13 @@ def _write_maps(
     for start, batch in zip(range(0, len(pictures), pictures.batch_size), pictures, strict=True):
         maps = _explain(explainer, batch, chosen, 1)
         here = slice(start, start + len(batch))
-        overlays = maps.overlay(_as_grey(pictures.shown(batch)), opacity=OPACITY)
+        grey = _as_grey(pictures.shown(batch))
+        if options_of_map.thorough:
+            overlays = explainer.thorough(batch, maps.target).overlay(grey, opacity=OPACITY)
+        elif options_of_map.removal:
+            overlays = explainer.removal(batch, maps.target).overlay(grey, opacity=OPACITY)
+        else:
+            overlays = maps.overlay(grey, opacity=OPACITY)
         for name, overlay in zip(names[here], overlays, strict=True):
             picture = Image.fromarray(np.rint(255 * overlay).astype(np.uint8))
             factor = max(1, -(-160 // max(picture.size)))  # small images are enlarged to be seen

@@ -411,6 +411,7 @@ class Pictures:
     std: tuple[float, ...]
     batch_size: int
     progress: bool = False  # whether reading them all draws a bar
+    broken: tuple[Path, ...] = ()  # files that were left out because they cannot be read
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -474,7 +475,8 @@ class Pictures:
                 picture = ImageOps.exif_transpose(opened).convert("L" if grey else "RGB")
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as failure:
             raise ValueError(
-                f"{path} cannot be read as an image ({failure}); repair it or take it out."
+                f"{path} cannot be read as an image ({failure}); repair it, take it out, or leave it out with "
+                "--skip-broken."
             ) from failure
         if self.size is not None:
             height, width = self.size
@@ -504,6 +506,11 @@ def find_pictures(folder: Path, options: ImageOptions, *, option: str, batch_siz
         raise UsageError(
             f"{option} {folder} holds no images ({', '.join(suffix[1:] for suffix in _SUFFIXES)})."
         )
+    broken = tuple(path for path in found if options.skip_broken and not _is_readable(path))
+    found = [path for path in found if path not in broken]
+    if not found:
+        raise UsageError(f"{option} {folder} holds only files that cannot be read as images.")
+
     size = options.size
     if size is not None and (len(size) > 2 or any(side < 1 for side in size)):
         raise UsageError(
@@ -515,8 +522,21 @@ def find_pictures(folder: Path, options: ImageOptions, *, option: str, batch_siz
     shape = None if size is None else (size[0], size[-1])
     preparation = (shape, options.fit == "squash", *_normalisation(options))
     pictures = Pictures(folder, tuple(found), labels, classes, *preparation, batch_size)
+    pictures = replace(pictures, broken=broken)
     limited = option == "--images" and options.limit is not None
     return pictures.chosen(range(min(options.limit or 0, len(pictures)))) if limited else pictures
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether a file is an image to its end."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as opened:
+            opened.load()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return False
+    return True
 
 
 def _normalisation(options: ImageOptions) -> tuple[tuple[float, ...], tuple[float, ...]]:

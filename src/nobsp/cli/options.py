@@ -187,6 +187,8 @@ class ImageOptions:
     """Divided by, instead of --normalise: one number, or one per channel."""
     limit: Annotated[int | None, POSITIVE] = None
     """Use the first images only."""
+    skip_broken: Flag = False
+    """Leave out files that cannot be read as images, and name them."""
 
 
 @Parameter(name="*", group=OUTPUT)

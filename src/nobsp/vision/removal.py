@@ -44,6 +44,14 @@ class Removal:
         locations = self.probability.shape[1] - 1
         return np.asarray((locations + 1 - self.order) / locations)
 
+    def overlay(
+        self, images: Any, *, opacity: float = 0.5, mean: Any = None, std: Any = None
+    ) -> NDArray[np.float32]:
+        """Images with the importance laid over them, as `ActivationMaps.overlay` does."""
+        return lay_over(
+            self.importance, images, kind="positive", opacity=opacity, mean=mean, std=std
+        )
+
     def __len__(self) -> int:
         return len(self.order)
 
