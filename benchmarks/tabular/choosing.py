@@ -194,7 +194,7 @@ def scored(table: str, seed: int, *, measured: bool) -> dict[str, Scores]:
 
 _COMMON = kept.fingerprint(
     *(split, scored, problems.trained, problems.RECIPE, JUDGED, CALIBRATION),
-    kept.rooms(*(f"metrics/{file}.py" for file in ("arrays", "scores"))),
+    kept.rooms("metrics"),
 )
 _FITTED = kept.fingerprint(
     *(_COMMON, fitted, of_feature, candidates, integrated_gradients, kernel_shap),

@@ -20,7 +20,7 @@ from benchmarks.vision.masking import pixel_faithfulness
 from benchmarks.vision.rivals import RIVALS
 from benchmarks.vision.scenes import Effort, Scene, Split
 from benchmarks.vision.transfer import NETWORKS, ten_way, with_head
-from nobsp.metrics import gini_sparseness, region_deletion_auc, scores, sparseness
+from nobsp.metrics import deletion, gini_sparseness, region_deletion_auc, sparseness
 
 Array = NDArray[np.float64]
 
@@ -107,10 +107,10 @@ class Judge:
 
     def _deleted(self, scene: Scene, maps: Array) -> list[float]:
         """Deletion curves depend on a map only through the order in which it ranks regions."""
-        side = scores._patch_for(tuple(scene.images.shape), None)
-        _, rank = scores._ranked_regions(maps, side)
+        side = deletion._patch_for(tuple(scene.images.shape), None)
+        _, rank = deletion._ranked_regions(maps, side)
         seen = [hashlib.sha256(part.tobytes()).hexdigest() for part in (scene.images.numpy(), rank)]
-        made = fingerprint(scene.setting.name, *seen, scores, package("torch"))
+        made = fingerprint(scene.setting.name, *seen, deletion, package("torch"))
 
         def curves() -> list[float]:
             found = region_deletion_auc(

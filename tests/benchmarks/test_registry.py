@@ -11,7 +11,7 @@ EXPECTED = (
     "synthetic", "faithfulness", "agreement", "deletion", "accounts", "sparseness", "pixel-faithfulness",
     "thorough", "class-token", "calibration-time", "purity", "audit", "statistics", "speed", "recovery", "models",
     "choosing", "varying", "audit-values", "select", "texts",
-    "speed-neighbours", "unseen", "trees", "house", "headline", "bands", "halves", "everyday",
+    "speed-neighbours", "unseen", "trees", "house", "headline", "bands", "halves", "everyday", "influence",
 )  # fmt: skip
 
 

@@ -203,8 +203,9 @@ def test_the_audit_follows_the_recipe(case: cases.Case) -> None:
     logits = case.head.logits(case.queries.activations).double().numpy()
     say = case.index._fitted.cache["say"][1]
     expected = np.exp(votes.agreed(logits, shares, say=say))[np.arange(len(shares)), case.predicted]
+    odds = expected / (1 - expected) * np.exp(0.3 * (1 + np.log(found.typicality)))
     trust = np.minimum(1, found.typicality * 301) ** 8
-    np.testing.assert_allclose(found.joint, expected * trust, rtol=1e-2, atol=1e-4)
+    np.testing.assert_allclose(found.joint, odds / (1 + odds) * trust, rtol=1e-2, atol=1e-4)
 
 
 def _both(case: cases.Case) -> tuple[Features, Features]:

@@ -45,7 +45,7 @@ def mixed():
 
 def test_the_surface_is_the_pairs_contribution(known):
     x, y, surface = surface_of(plots.interaction(known, ("age", "income")))
-    rows = np.column_stack([x.ravel(), y.ravel(), np.zeros(x.size)])
+    rows = np.asarray(np.column_stack([x.ravel(), y.ravel(), np.zeros(x.size)]))
     expected = known(rows)[:, ("age", "income")].values[:, 0, 0]
     shown = ~np.ma.getmaskarray(surface).ravel()
     assert surface.data.ravel()[shown] == pytest.approx(expected[shown], abs=1e-9)

@@ -64,6 +64,8 @@ def random_rows(X: Any, beyond: float, count: int = 60) -> Any:
     return drawn
 
 
+# Random rows are of another kind than those calibrated on.
+@pytest.mark.filterwarnings("ignore::nobsp.tabular.scoring.ExplainedWorseWarning")
 @pytest.mark.parametrize("beyond", [0.0, 0.5, 3.0, 300.0])
 @pytest.mark.parametrize("subject", ["mixed", "gaps"])
 def test_what_the_page_computes_is_what_python_computes(show, request, subject, beyond):

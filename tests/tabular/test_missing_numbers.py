@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nobsp import NObSP, plots
+from nobsp.tabular.scoring import ExplainedWorseWarning
 from tests.tolerances import SINGLE, SUMS, assert_same_to_rounding
 
 Array = NDArray[np.float64]
@@ -76,7 +77,8 @@ def test_a_missing_number_that_nobody_calibrated_is_in_the_residual() -> None:
     explainer = NObSP(model).fit(COMPLETE)
     gaps = np.isnan(WITH_GAPS)
 
-    explanation = explainer(WITH_GAPS)
+    with pytest.warns(ExplainedWorseWarning):
+        explanation = explainer(WITH_GAPS)
 
     assert_same_to_rounding(explanation.predictions[:, 0], model.predict(WITH_GAPS), within=SINGLE)
     total = explanation.base_values + explanation.values.sum(1) + explanation.residual
