@@ -12,6 +12,7 @@ import torch
 from nobsp import NObSP
 from nobsp.base import Finding
 from nobsp.reporting import report
+from nobsp.reporting.tables import table_data
 from nobsp.tabular.lookup import Chunk, TermTable
 from nobsp.tabular.scoring import ExplainedWorseWarning
 from tests.reporting.names import NASTY, QUOTED, RTL
@@ -292,3 +293,24 @@ def test_a_row_can_be_taken_to_what_if(show, classes, classes_page):
     assert page.input_value("#from-row") == str(row)
     expected = classes.explanation.predictions[row, 0]
     assert opened.value("#whatif-account tr.total:last-child") == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_class_that_is_not_the_output_is_called_as_its_labels_are(tmp_path):
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(100, 2))
+    labels = np.where(rows[:, 0] > 0, "yes", "no")
+    explainer = NObSP(lambda X: 3 * X[:, 0] + X[:, 1], output_names=["yes"], interactions=0)
+    explanation = explainer.fit(rows)(rows)
+
+    data = table_data(
+        explanation,
+        explainer=None,
+        labels=labels,
+        class_names=None,
+        truth=None,
+        hits=None,
+        names=None,
+    )
+
+    assert data["classes"] == ("no", "yes")
+    assert data["rows"]["labels"]["names"] == ("no", "yes")

@@ -141,7 +141,12 @@ def explain(
             about += _describe_score(found["predicts"])
             title = output.title or f"What {loaded.name} has learned"
             report(
-                explanation, folder / "report.html", title=title, about=about, labels=rows.labels
+                explanation,
+                folder / "report.html",
+                title=title,
+                about=about,
+                labels=rows.labels,
+                explainer=explainer,
             )
     console.show(found, _describe)
 

@@ -141,8 +141,10 @@ def curves(
 
     One panel per feature, with band, baseline and how the rows lie.
 
-    A curve is what the model predicts with the feature at x, averaged over the other features'
-    values, less the mean prediction. A line is a function of numbers, pale where hardly any rows
+    A curve is what the model predicts with the feature at x, averaged over background rows that
+    give the other features their values, less the mean prediction; where features depend on each
+    other, the part of that which no other term explains (`from_average` of the health's terms tells
+    how far that is from partial dependence). A line is a function of numbers, pale where hardly any rows
     are; dots with whiskers are one of a number that takes few values; bars are the levels of a
     category. The shape at the foot shows how the rows lie, the dotted line the baseline, the point
     that `from_baseline` measures from. The scale holds the functions where rows are.

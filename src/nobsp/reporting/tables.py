@@ -15,7 +15,7 @@ from nobsp._typing import AnyArray, ArrayLike, FloatArray, TableLike
 from nobsp.base import Finding, sort_findings
 from nobsp.frames import frame_of
 from nobsp.messages import count, suggest
-from nobsp.numerics import evenly_spaced
+from nobsp.numerics import as_numpy, evenly_spaced
 from nobsp.reporting import packing
 from nobsp.reporting.audits import (
     HitsLike,
@@ -179,7 +179,7 @@ def _read_classes(
     has_classes: bool,
 ) -> Classes:
     """What outputs and labels mean; `has_classes` says that neighbours have classes."""
-    names = _class_names(class_names, explainer, explanation.output_names)
+    names = _class_names(class_names, explainer, explanation.output_names, labels)
     true = packing.read_labels(
         labels, rows=len(explanation), names=names, classes=class_names is not None
     )
@@ -196,9 +196,12 @@ def _read_classes(
 
 
 def _class_names(
-    class_names: Names, explainer: ExplainerLike, outputs: Sequence[str]
+    class_names: Names,
+    explainer: ExplainerLike,
+    outputs: Sequence[str],
+    labels: ArrayLike | None,
 ) -> tuple[str, ...]:
-    """The caller's names of the classes, or those of the outputs, or of a model of two classes."""
+    """The caller's names of the classes, or those of the outputs, of a model of two classes, or of the labels."""
     if class_names is not None:
         return tuple(str(name) for name in class_names)
     if len(outputs) > 1:
@@ -207,7 +210,19 @@ def _class_names(
     classes = getattr(getattr(explainer, "model", None), "classes_", None)
     if classes is not None and len(classes) == 2:
         return tuple(str(name) for name in classes)
-    return (f"not {outputs[0]}", outputs[0])
+    other = _other_class(labels, outputs[0])
+    return (f"not {outputs[0]}" if other is None else other, outputs[0])
+
+
+def _other_class(labels: ArrayLike | None, positive: str) -> str | None:
+    """What labels call the class that is not the positive one; None where they do not tell."""
+    if labels is None:
+        return None
+    values = as_numpy(labels).ravel()
+    if values.dtype.kind in "biuf":
+        return None
+    others = {str(value) for value in values.tolist()} - {positive}
+    return others.pop() if len(others) == 1 else None
 
 
 def _fit_on_page(explanation: Explanation, functions: Functions) -> Shown:

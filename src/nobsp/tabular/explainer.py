@@ -552,7 +552,8 @@ class NObSP(Explainer):
 
         A curve is the feature's average effect: what the model predicts with the feature at x, averaged over the other
         features' values, less the mean prediction; where features depend on each other and the rows can tell, it is the
-        part of that which no other term explains. The band says how far the curve would move had other rows of the
+        part of that which no other term explains; `from_average` of the health's terms tells how far that is from
+        partial dependence. The band says how far the curve would move had other rows of the
         same kind been used; it does not know of the network's own training.
 
         Args:
