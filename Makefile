@@ -34,7 +34,7 @@ help: ## list these commands
 demo: $(VENV)/.stamp-demo ## train three small networks, take them apart and write pages to look at, in demo/
 	@$(RUN) -m nobsp demo --out demo --force
 
-test: lint types layers size unit ## everything that must hold: style, types, layers, private names, tests, examples in docstrings
+test: lint types layers size docs unit ## everything that must hold: style, types, layers, private names, documents, tests
 
 setup: $(VENV)/.stamp-dev ## make .venv with the package, its optional parts and the development tools
 
@@ -67,7 +67,7 @@ machine-%: $(VENV)/.stamp-browser
 	@echo "$*: $(or $(SETTING_$*),$(error no setting $*; there are default, avx2, compatible, one and three))"
 	$(SETTING_$*) $(RUN) -m pytest -q -n $(WORKERS)
 
-docs: $(VENV)/.stamp-docs ## the documentation, in site/
+docs: $(VENV)/.stamp-docs ## the documentation, in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
 bench: $(VENV)/.stamp-bench ## one table of speeds; TABLE=synthetic runs another, TABLE= lists them, QUICK=1 hurries
@@ -98,7 +98,7 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-core
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp-core
-	@$(INSTALL) -e ".[all]" --group dev
+	@$(INSTALL) -e ".[all,bench]" --group dev
 	@touch $@
 
 # The report's tests drive a real browser. Without one they are skipped, and say so.

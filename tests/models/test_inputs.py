@@ -384,9 +384,3 @@ def test_codes_of_categories_are_no_tokens(way: str) -> None:
         assert len(explainer.functions_.feature_names) == 3
         again = pickle.loads(pickle.dumps(explainer))  # noqa: S301 - our own bytes
         assert_same_to_rounding(again(rows).values, explainer(rows).values)
-
-
-def test_pytorch_tabular() -> None:
-    pytest.importorskip(
-        "pytorch_tabular", reason="pytorch_tabular does not install beside this torch"
-    )

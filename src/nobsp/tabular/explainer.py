@@ -65,10 +65,11 @@ _WARNED: WeakSet[Fitted] = WeakSet()
 
 @dataclass(eq=False, repr=False)
 class NObSP(Explainer):
-    """Writes every prediction of a network as base + one function per feature + interactions + residual.
+    """Writes every prediction of a model as base + one function per feature + interactions + residual.
 
-    The network is split at its linear last layer. Inputs in which only some features are active are pushed
-    through it, and oblique projections find how each feature's representation carries the output.
+    What a feature does is what the model predicts with it at a value, averaged over background rows: a function, held
+    as a table. Interactions are added where they pay on held-out rows. All are fitted together to the model's outputs,
+    with its own last layer as the prior.
 
     Args:
         model: A torch module; a fitted model of scikit-learn, XGBoost, LightGBM, CatBoost, interpret or skorch, also

@@ -1,0 +1,182 @@
+"""Code in the documents runs: every page with what its text takes for granted, block after block.
+
+A block that cannot run here says why, in a comment above it: `<!-- not run: reads a bucket -->`.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import nobsp
+
+DOCS = Path(__file__).parents[1] / "docs"
+FENCE = re.compile(r"(?:^<!-- not run: (.+?) -->\n+)?^```python\n(.*?)^```", re.M | re.S)
+
+Names = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some code of a page."""
+
+    code: str
+    line: int
+    # Why it is not run; empty where it is.
+    reason: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    blocks = []
+    for match in FENCE.finditer(text):
+        line = text.count("\n", 0, match.start(2)) + 1
+        blocks.append(Block(code=match[2], line=line, reason=match[1] or ""))
+    return blocks
+
+
+def table_names() -> Names:
+    """A small network for a table of three columns, calibrated."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2))
+    X = np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor(X)).numpy()
+    return {
+        "nobsp": nobsp,
+        "NObSP": nobsp.NObSP,
+        "torch": torch,
+        "model": model,
+        "X": X,
+        "X_new": X[:20],
+        "x": torch.tensor(X[:2]),
+        "y": logits.argmax(1),
+        "logits": logits,
+        "path": "page.html",
+        "shard_1": X[:150],
+        "shard_2": X[150:],
+        "explainer": nobsp.NObSP(model, interactions=0).fit(X),
+        "batches": [X[:100], X[100:200], X[200:]],
+    }
+
+
+def image_names() -> Names:
+    """A small network for images, with maps calibrated and cases to look up."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    )
+    images = torch.rand(60, 3, 16, 16)
+    with torch.no_grad():
+        labels = model(images).argmax(1)
+    # Both classes of a pair that is confused are there.
+    labels = torch.where(torch.arange(60) % 5 == 0, (labels + 1) % 4, labels)
+    loader = DataLoader(TensorDataset(images, labels), batch_size=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an untrained network's maps are doubtful
+        cam = nobsp.NObSPCam(model).fit(images)
+    return {
+        "nobsp": nobsp,
+        "model": model,
+        "images": images[:4],
+        "train_images": images,
+        "mean": [0.0] * 3,
+        "std": [1.0] * 3,
+        "loader": loader,
+        "train_loader": images,
+        "labels": labels.numpy(),
+        "truth": labels[:4].numpy(),
+        "cam": cam,
+    }
+
+
+def report_names() -> Names:
+    """A table and its network, and images with theirs."""
+    of_images = image_names()
+    return {
+        **of_images,
+        **table_names(),
+        "network": of_images["model"],
+        "train_labels": of_images["labels"],
+        "labels": of_images["truth"],
+    }
+
+
+def neighbor_names() -> Names:
+    """Images with maps, and rows on which a linear head was trained until it converged."""
+    from sklearn.linear_model import LogisticRegression
+
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(200, 4)).astype(np.float32)
+    y = np.argmax(rows[:, :3] + rng.normal(size=(200, 3)), axis=1)
+    trained = LogisticRegression(tol=1e-8).fit(rows, y)
+    head = nn.Linear(4, 3)
+    head.weight.data = torch.from_numpy(trained.coef_).float()
+    head.bias.data = torch.from_numpy(trained.intercept_).float()
+    return {
+        **image_names(),
+        "head": head,
+        "pool": rng.normal(size=(300, 4)).astype(np.float32),
+        "rows_trained_on": rows,
+        "y": y,
+        "X": rows[:3],
+    }
+
+
+def tree_names() -> Names:
+    """A table with ages, for trees."""
+    import pandas as pd
+
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"age": rng.uniform(18, 80, 400), "income": rng.normal(size=400)})
+    return {"NObSP": nobsp.NObSP, "X": X, "y": (X["age"] > 40) + X["income"]}
+
+
+# What every page's text takes for granted.
+PAGES: dict[str, Callable[[], Names]] = {
+    "command-line.md": table_names,
+    "compiled-format.md": table_names,
+    "images.md": image_names,
+    "models.md": tree_names,
+    "neighbors.md": neighbor_names,
+    "plots.md": dict,
+    "report.md": report_names,
+    "scale.md": table_names,
+    "tables.md": table_names,
+}
+# Pages that train networks of their own.
+SLOW = {"plots.md"}
+
+
+def test_every_page_with_code_is_run() -> None:
+    pages = {path.name for path in DOCS.glob("*.md") if blocks_of(path)}
+    assert pages == set(PAGES)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PAGES],
+)
+def test_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # what a page writes is not ours to keep
+    names = PAGES[page]()
+
+    for block in blocks_of(DOCS / page):
+        if not block.reason:
+            # Lines of an error are those of the page.
+            code = "\n" * (block.line - 1) + block.code
+            exec(compile(code, str(DOCS / page), "exec"), names)
