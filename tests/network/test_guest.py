@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import sys
 import threading
@@ -250,6 +251,10 @@ def noisy_function(rows: Any) -> Any:
     return rows[:, 0] + np.random.default_rng().normal(size=len(rows))
 
 
+def globally_noisy_function(rows: Any) -> Any:
+    return rows[:, 0] + np.random.normal(size=len(rows))  # noqa: NPY002 - the global one is meant
+
+
 def function_of_the_batch(rows: Any) -> Any:
     return rows[:, 0] - rows[:, 0].mean()
 
@@ -265,6 +270,7 @@ def function_of_the_batch(rows: Any) -> Any:
         (function_of_the_batch, "other rows"),
         (Dropping(), "not deterministic"),
         (noisy_function, "not deterministic"),
+        (globally_noisy_function, "not deterministic"),
     ],
 )
 def test_a_model_that_is_no_function_of_its_row_is_refused(model: Any, reason: str) -> None:
@@ -285,3 +291,24 @@ def test_maps_of_a_model_that_mixes_its_batch_are_refused() -> None:
     )
     with pytest.raises(NotAFunctionError):
         nobsp.NObSPCam(network).fit(torch.rand(12, 1, 8, 8))
+
+
+def function_that_draws(rows: Any) -> Any:
+    """A function of its row that draws numbers it hardly uses."""
+    noise = np.random.rand() + random.random()  # noqa: NPY002 - the global ones are meant
+    return rows[:, 0] + 1e-12 * noise
+
+
+def test_global_numbers_that_a_model_draws_are_put_back() -> None:
+    rows = np.random.default_rng(0).normal(size=(60, 3))
+    explainer = nobsp.NObSP(function_that_draws, interactions=0)
+    numpy_state = np.random.get_state()[1:3]  # noqa: NPY002
+    python_state = random.getstate()
+
+    explainer.fit(rows)
+    explainer(rows)
+
+    words, position = np.random.get_state()[1:3]  # noqa: NPY002
+    assert position == numpy_state[1]
+    assert np.array_equal(words, numpy_state[0])
+    assert random.getstate() == python_state

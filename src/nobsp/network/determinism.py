@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nobsp.network.global_numbers import GlobalNumbers
 from nobsp.network.visit import Visit
 
 # Rows that are tried: a batch mean of 32 rows is far from one of 16, and dear models are not run for long.
@@ -76,14 +77,21 @@ def _not_deterministic(difference: float) -> NotAFunctionError:
 
 @contextmanager
 def _other_numbers(device: torch.device, *, drawn: bool) -> Iterator[None]:
-    """Lets a model that draws random numbers draw others than before, and puts the generator back."""
+    """Lets a model that draws random numbers draw others than before, and puts the generators back."""
     if not drawn:
         yield
         return
     gpus = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=gpus):
-        torch.rand(1, device=device)
-        yield
+    global_numbers = GlobalNumbers.now()
+    try:
+        with torch.random.fork_rng(devices=gpus):
+            torch.rand(1, device=device)
+            if global_numbers is not None:
+                global_numbers.move_on()
+            yield
+    finally:
+        if global_numbers is not None:
+            global_numbers.rewind()
 
 
 def _tolerance(output: Tensor, dtype: torch.dtype) -> float:

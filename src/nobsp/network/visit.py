@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import (
     _pop_mode,
 )
 
+from nobsp.network.global_numbers import GlobalNumbers
 from nobsp.network.modes import run_in_ordinary_modes
 from nobsp.network.stand_in import make_stand_in
 from nobsp.network.wrappers import is_compiled
@@ -81,12 +82,16 @@ class Visit:
             return self._run(x)
 
         draws = _Draws(x.device)
+        global_numbers = GlobalNumbers.now()
+        drew_global_numbers = False
         try:
             with draws:
                 result = self._run(x)
         finally:
             draws.rewind()
-        _draws_numbers[self.model] = draws.happened or self.draws_numbers
+            if global_numbers is not None:
+                drew_global_numbers = global_numbers.rewind()
+        _draws_numbers[self.model] = draws.happened or drew_global_numbers or self.draws_numbers
         return result
 
     def _run(self, x: Tensor) -> Any:
