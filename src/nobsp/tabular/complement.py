@@ -46,7 +46,7 @@ from nobsp.tabular.sample import Sample
 from nobsp.tabular.selection import screen_pairs
 from nobsp.tabular.setting import Setting
 from nobsp.tabular.tables import Main
-from nobsp.tabular.terms import refine_main, tabulate_main
+from nobsp.tabular.tabulation import refine_main, tabulate_main
 
 Strengths = dict[Subset, float]
 

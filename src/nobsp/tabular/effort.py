@@ -21,6 +21,8 @@ from nobsp.tabular.lookup import Chunk
 MAIN_REACH = (0.05, 0.25, 1.0, 4.0, 20.0, 100.0)
 # The same for grids of pairs: fewer, as every line is run with every line of the other side.
 PAIR_REACH = (0.25, 2.0, 16.0, 100.0)
+# The same for grids of triples: a little, and held from there on.
+TRIPLE_REACH = (0.5,)
 # Forward rows that the tables of single features share where features are many.
 MAIN_ROWS = 2_000_000
 # Fewest background rows then: averages over fewer depend on which rows were drawn.
@@ -29,6 +31,8 @@ FEWEST_BACKGROUND = 8
 USUAL_BACKGROUND = 32
 # Most nodes of a pair's grid; two categories of very many levels are left to the residual.
 MOST_PAIR_NODES = 4096
+# Most nodes of a triple's grid; categories of many levels are left to the residual.
+MOST_TRIPLE_NODES = 8192
 # Most thresholds of a model of steps in a feature's table: each takes two knots, which all background rows run through.
 MOST_STEPS = 512
 # Background rows of terms that run through the network row by row: every row that is explained pays for each.

@@ -19,8 +19,14 @@ from torch import Tensor
 from nobsp.network.inputs import Subset
 from nobsp.tabular.answers import UnansweredError
 from nobsp.tabular.correction import Fit, Trial
-from nobsp.tabular.effort import MOST_PAIR_NODES, Effort, count_pair_nodes, screen_points
-from nobsp.tabular.features import Domain, Points
+from nobsp.tabular.effort import (
+    MOST_PAIR_NODES,
+    MOST_TRIPLE_NODES,
+    Effort,
+    count_pair_nodes,
+    screen_points,
+)
+from nobsp.tabular.features import Domain
 from nobsp.tabular.grids import Tabulator
 from nobsp.tabular.lookup import Array, Chunk, TermTable
 from nobsp.tabular.purification import purify, read
@@ -41,8 +47,6 @@ _SCREENED_ON = 0.7
 _SHUFFLED_ROWS = 64
 # Unexplained share of the variance on held-out rows from which triples are looked for.
 LOOKED_FOR = 0.01
-# Most nodes of a triple's grid; categories of many levels are left to the residual.
-MOST_TRIPLE_NODES = 8192
 # Pairs that differ most between background rows, among which triples are looked for.
 MOST_VARYING = 200
 # Triples that are tabulated coarsely.
@@ -288,8 +292,3 @@ def trial_of(triples: Sequence[Grid], worth: Worth, fit: Fit) -> Trial:
         strengths=tuple(strengths[:MOST_STRENGTHS]),
         patience=PATIENCE,
     )
-
-
-def fits_in_memory(term: Subset, lines: Mapping[int, Points]) -> bool:
-    """Whether a triple's grid is small enough to be tabulated."""
-    return count_nodes(lines, term) <= MOST_TRIPLE_NODES
