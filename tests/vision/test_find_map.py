@@ -254,7 +254,7 @@ def test_an_output_that_no_layer_makes_needs_no_head(fixed_batch: bool) -> None:
 
 def test_a_map_per_class_as_output_is_refused_with_what_to_do() -> None:
     model = made(nn.Sequential(body(), nn.Conv2d(6, 3, 1)))
-    with pytest.raises(ValueError, match=r"returns a map per class.*averages them over the region"):
+    with pytest.raises(ValueError, match=r"returns a map per class.*output="):
         find_map(model, images(3))
 
 
@@ -354,3 +354,30 @@ def test_the_right_call_of_a_module_that_is_called_often_is_taken() -> None:
     )
     with feature_map.running() as forward, torch.no_grad():
         assert_same_to_rounding(forward(images(2)).logits, model(images(2)))
+
+
+class SeveralScales(nn.Module):
+    """Scores from every scale, as detectors have them: no late map carries them all."""
+
+    def __init__(self, scales: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU())
+        self.scales = nn.ModuleList(nn.Conv2d(6, 6, 3, padding=1) for _ in range(scales))
+        self.heads = nn.ModuleList(nn.Conv2d(6, 3, 1) for _ in range(scales))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        scores = []
+        for scale, head in zip(self.scales, self.heads, strict=True):
+            x = scale(x).tanh()
+            scores.append(head(x).square().mean((2, 3)))
+        return torch.stack(scores).sum(0)
+
+
+def test_maps_that_do_not_carry_everything_are_not_tried_one_by_one() -> None:
+    model = made(SeveralScales(12))
+    passes: list[int] = []
+    model.stem.register_forward_pre_hook(lambda *_: passes.append(1))
+    feature_map = find_map(model, images(3))
+    assert feature_map.layer in ("stem", "scales.0")
+    assert len(passes) < 30

@@ -26,6 +26,7 @@ from nobsp.network.inference import (
 )
 from nobsp.network.readout import Head, Readout, checked, outputs_of, tensors_in
 from nobsp.network.visit import Side
+from nobsp.vision.bottlenecks import trace_graph
 from nobsp.vision.feature_map import (
     POOLINGS,
     FeatureMap,
@@ -198,8 +199,14 @@ class _Search:
         candidates: Iterable[list[_Seen]] = self.latest()
         if chosen is not None:
             candidates = [[seen for seen in own if seen.order == own[-1].order]]
+        parts = {plain(name): part for name, part in self.about.module.named_modules()}
+        carrier = self.probe.to(self.about.carrier)
+        graph = trace_graph(self.about.module, carrier, parts)
         for views in candidates:
-            tried = "" if id(views[0].raw) == passed_on else self.behind(views)
+            passage = (views[0].name, views[0].call, views[0].side)
+            if id(views[0].raw) == passed_on or graph.leads_around(passage):
+                continue
+            tried = self.behind(views)
             if isinstance(tried, FeatureMap):
                 return self.entrance(tried) if pointless and chosen is None else tried
             if tried:
