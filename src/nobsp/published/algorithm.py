@@ -114,8 +114,8 @@ class Published:
                 contributions[subset] -= contributions[smaller]
         return torch.stack([contributions[term] for term in wanted], dim=1)
 
-    def merge(self, other: Published) -> Published:
-        """The calibration on the rows of both."""
+    def require_mergeable(self, other: Published) -> None:
+        """Raises a ValueError where the two cannot be added up."""
         if not self.parts or not other.parts:
             raise ValueError(
                 "merge needs all moments: calibrate with more memory, and save with mergeable=True."
@@ -124,6 +124,10 @@ class Published:
             raise ValueError(
                 "baselines, terms or bases differ; calibrate the second with fit(X, like=first)."
             )
+
+    def merge(self, other: Published) -> Published:
+        """The calibration on the rows of both."""
+        self.require_mergeable(other)
         parts = Accumulator(self.parts).merge(Accumulator(other.parts)).parts
         return replace(self, parts=parts, solution=solve(self.plan, parts, ridge=self.ridge))
 

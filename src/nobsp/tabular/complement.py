@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from nobsp.base import Finding, sort_findings
 from nobsp.calibration import Run
 from nobsp.network.inputs import Subset, Summary
-from nobsp.network.readout import Network, as_model_takes
+from nobsp.network.readout import as_model_takes
 from nobsp.projection import Ridge
 from nobsp.published import (
     Accumulator,
@@ -29,22 +30,20 @@ from nobsp.published import (
     split_plan,
 )
 from nobsp.published.sums import Parts
-from nobsp.tabular.columns import Columns, Rows, TableRows, read_ahead, require_passes
+from nobsp.tabular.columns import Rows, TableRows, read_ahead, require_passes
 from nobsp.tabular.correction import share_explained
 from nobsp.tabular.effort import FULL, PAIR_REACH
-from nobsp.tabular.estimate import Estimate, make_functions
+from nobsp.tabular.estimate import Batch, Estimate, decide_estimate, make_functions
 from nobsp.tabular.examination import feature_findings, share_findings
 from nobsp.tabular.explanation import term_name
 from nobsp.tabular.features import Points
-from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.grids import Represent, Tabulator
 from nobsp.tabular.health import Health, TermHealth
 from nobsp.tabular.lookup import Array, TermTable
-from nobsp.tabular.options import Options
 from nobsp.tabular.purification import transfer
 from nobsp.tabular.sample import Sample
 from nobsp.tabular.selection import screen_pairs
-from nobsp.tabular.setting import Setting
+from nobsp.tabular.setting import Problem, Setting
 from nobsp.tabular.tables import Main
 from nobsp.tabular.tabulation import refine_main, tabulate_main
 
@@ -63,31 +62,90 @@ PAIR_EVEN = 9
 DEFAULT_RIDGE = Ridge(1e-4, "relative")
 
 
-def published_of(fitted: Fitted, argument: str) -> Published:
+class AsPublished:
+    """Algorithm 1 of the paper, each feature along the network's view of all other features."""
+
+    takes_weights = False
+    reads_tables = False  # tables are along the baseline, so rows are run instead
+
+    def calibrate(
+        self,
+        run: Run,
+        rows: Rows,
+        problem: Problem,
+        *,
+        known: Estimate | None,
+        progress: bool,
+    ) -> tuple[Summary, Estimate]:
+        """Reads the rows, adds up the moments, solves; `known` has a plan to take over."""
+        summary, published, strengths = _calibrate(run, rows, problem, known, progress=progress)
+        estimate = decide_estimate(
+            run, lambda: estimate_published(problem.with_rows(summary), published, strengths)
+        )
+        return summary, estimate
+
+    def require_mergeable(
+        self, mine: Estimate, theirs: Estimate, *, summaries: tuple[Summary, Summary]
+    ) -> None:
+        """Raises a ValueError where the two calibrations cannot be added up."""
+        del summaries  # moments are what is added up
+        published_of(mine, "merge").require_mergeable(published_of(theirs, "merge"))
+
+    def merge(self, mine: Estimate, theirs: Estimate, setting: Setting) -> Estimate:
+        """The calibration on the rows of both."""
+        merged = published_of(mine, "merge").merge(published_of(theirs, "merge"))
+        return estimate_published(setting, merged, mine.functions.strengths)
+
+    def values(
+        self, estimate: Estimate, batch: Batch, represent: Represent, *, batch_size: int
+    ) -> Tensor:
+        """Contributions of all terms to rows that ran, (rows, terms, outputs)."""
+        del batch_size  # the plan has its own
+        values = batch.no_values(len(estimate.terms))
+        published = published_of(estimate, "values")
+        values[batch.answered] = published.values(represent, batch.inputs(batch.answered))
+        return values
+
+    def term_values(
+        self,
+        estimate: Estimate,
+        term: Subset,
+        inputs: Tensor,
+        represent: Represent,
+        *,
+        batch_size: int,
+    ) -> Tensor:
+        """Contributions of one term, (rows, outputs)."""
+        del batch_size  # the plan has its own
+        published = published_of(estimate, "values")
+        return published.values(represent, inputs, terms=[term])[:, 0]
+
+    def without_rows(self, estimate: Estimate) -> Estimate:
+        """The same without what `merge` needs."""
+        published = published_of(estimate, "save")
+        return replace(estimate, background=None, published=replace(published, parts={}))
+
+
+def published_of(estimate: Estimate, argument: str) -> Published:
     """What Algorithm 1 found, or an error where another method was used."""
-    if fitted.estimate.published is None:
+    if estimate.published is None:
         raise ValueError(
             f'{argument} must be calibrated with reference="complement", as this explainer is.'
         )
-    return fitted.estimate.published
+    return estimate.published
 
 
-def calibrate_published(
-    run: Run,
-    rows: Rows,
-    network: Network,
-    options: Options,
-    columns: Columns,
-    known: Fitted | None,
-    setting_of: Callable[[Summary], Setting],
-    *,
-    progress: bool,
+def _calibrate(
+    run: Run, rows: Rows, problem: Problem, known: Estimate | None, *, progress: bool
 ) -> tuple[Summary, Published, Strengths]:
-    """Reads the rows, fixes the plan, adds up the moments, solves; `known` has a plan to take over."""
+    """Reads the rows, fixes the plan, adds up the moments, solves."""
+    network = problem.network
+    options = problem.options
     model = run.share(network)
-    groups = columns.features.columns
+    groups = problem.columns.features.columns
     summary = Summary(groups)
-    reads_ahead = read_ahead(run, rows, columns, options.baseline, planned=known is not None)
+    planned = known is not None
+    reads_ahead = read_ahead(run, rows, problem.columns, options.baseline, planned=planned)
     if reads_ahead:
         summary = run.accumulate(rows, summary, Summary.update, name="reading", progress=progress)
 
@@ -98,7 +156,7 @@ def calibrate_published(
         seen = summary
         if isinstance(rows, TableRows) and not reads_ahead:
             seen = run.accumulate(rows.peek(), Summary(groups), Summary.update, name="first rows")
-        plan, strengths = run.decide(lambda: _plan(setting_of(seen)), name="plan")
+        plan, strengths = run.decide(lambda: _plan(problem.with_rows(seen)), name="plan")
 
     stages = split_plan(plan, network.readout, memory=run.memory)
     if len(stages) > 1:

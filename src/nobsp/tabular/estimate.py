@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp.calibration import Run
 from nobsp.network.inputs import Subset
+from nobsp.network.readout import Readout, as_model_takes
 from nobsp.published import Published
 from nobsp.tabular.distance import Reach, measure_reach
 from nobsp.tabular.features import Domain, own_columns
@@ -37,10 +39,43 @@ class Estimate:
     offsets: dict[int, Tensor] = field(default_factory=dict)
     published: Published | None = None  # the calibration as published, where that was asked for
 
+    @property
+    def reference(self) -> str:
+        """Which method estimated it, under the name that the explainer's option has."""
+        return "terms" if self.published is None else "complement"
+
     def with_spreads(self) -> Estimate:
         """The same with bands measured, and nothing that cannot be sent to another process."""
         # A copy of the functions is without what measures the bands.
         return replace(self, functions=replace(measure_bands(self.functions)))
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows to be given contributions, after the network has run."""
+
+    rows: Tensor  # as they were read
+    complete: Tensor  # which of them lack no number
+    answered: Tensor  # which of them the network answers for
+    from_tables: Tensor  # contributions of the terms that have tables, (rows, tables, outputs)
+    readout: Readout
+
+    def inputs(self, which: Tensor) -> Tensor:
+        """Some of the rows as the model takes them."""
+        return as_model_takes(self.rows[which], self.readout)
+
+    def no_values(self, n_terms: int) -> Tensor:
+        """Contributions of all rows, none of them known yet."""
+        n_rows, _, n_outputs = self.from_tables.shape
+        return torch.full((n_rows, n_terms, n_outputs), torch.nan, dtype=torch.float64)
+
+
+def decide_estimate(run: Run, estimate: Callable[[], Estimate]) -> Estimate:
+    """An estimate that all processes share."""
+    if run.size == 1:
+        return estimate()
+    # What travels between processes has its bands with it.
+    return run.decide(lambda: estimate().with_spreads())
 
 
 def make_functions(

@@ -18,36 +18,29 @@ from torch import nn
 from nobsp._messages import require_whole_number
 from nobsp.arguments import quote
 from nobsp.base import Explainer, Plots, sort_findings
-from nobsp.calibration import Engine, choose_engine
+from nobsp.calibration import Engine, Run, choose_engine
 from nobsp.calibration.ray import RayRun
 from nobsp.deprecation import warn_renamed
 from nobsp.models import adapt
 from nobsp.models.unseen import unseen_levels
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
 from nobsp.network.inference import checked_device
-from nobsp.network.inputs import Summary
 from nobsp.network.modes import keeps_torch_modes
 from nobsp.network.progress import with_progress
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.serialization import damage_in_words
 from nobsp.tabular import files
-from nobsp.tabular.budget import probe_rows
-from nobsp.tabular.calibration import calibrate_terms
 from nobsp.tabular.columns import (
-    count_in_memory,
-    find_columns,
     input_values,
     read_rows,
-    repeat_rows,
     suggest_features,
 )
-from nobsp.tabular.complement import calibrate_published, estimate_published, published_of
 from nobsp.tabular.explanation import Explanation, output_position, term_name
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fitted import Fitted, removal_effects, stand_ins
-from nobsp.tabular.folds import Codes, resolve_groups, sampled_positions
 from nobsp.tabular.functions import Functions, function_of, measure_bands
 from nobsp.tabular.health import Health
+from nobsp.tabular.method import Method, method_of
 from nobsp.tabular.options import Options
 from nobsp.tabular.scoring import (
     ExplainedWorseWarning,
@@ -57,7 +50,7 @@ from nobsp.tabular.scoring import (
     outside_finding,
     share_on_rows,
 )
-from nobsp.tabular.setting import Problem, Setting, find_readout, names_of_outputs
+from nobsp.tabular.setting import Setting, pose_problem, prepare_data
 
 # Calibrations of which it was said that rows are explained worse than the headline.
 _WARNED: WeakSet[Fitted] = WeakSet()
@@ -177,94 +170,41 @@ class NObSP(Explainer):
         with choose_engine(engine, X).start(CHECKPOINTED) as run:
             # In here, so that other processes learn of an error.
             options = Options.of(self.get_params(deep=False))
-            if like is not None:
-                _require_explainer("like", like)
-            known = None if like is None else like._fitted
-            if like is not None:
-                options.require_alike(Options.of(like.get_params(deep=False)))
-            for argument, value in (("sample_weight", sample_weight), ("groups", groups)):
-                if value is not None and (
-                    run.size > 1 or isinstance(run, RayRun) or options.reference != "terms"
-                ):
-                    raise ValueError(
-                        f'{argument} needs reference="terms" and one process; leave it out here.'
-                    )
-            codes = None
-            if isinstance(groups, str):  # before anything looks at the columns
-                X, codes = resolve_groups(
-                    X, groups, model=self.model, features=options.features, rows=None
-                )
-            adapted, weighted = adapt(self.model, X), None
-            several = adapted.pack is not None
-            if groups is not None and codes is None:
-                n_rows = count_in_memory(X, several=several, argument="groups")
-                X, codes = resolve_groups(
-                    X, groups, model=self.model, features=options.features, rows=n_rows
-                )
-            if sample_weight is not None:
-                X, weighted, places = repeat_rows(X, sample_weight, several=several)
-                codes = None if codes is None else codes[places]
-            expected = adapted.feature_names if known is None else known.columns.names
-            rows = read_rows(run, X, adapted, options.batch_size, columns=expected)
-            probe = rows.probe[: probe_rows(options.max_forward_rows, len(rows.probe))]
-            readout = find_readout(adapted, probe, head=options.head)
-            network = Network(readout, checked_device(options.device, readout.device))
-            names = names_of_outputs(
-                options.output_names, outputs=readout.outputs, known=adapted.output_names
+            method = method_of(options.reference)
+            known = None if like is None else _calibration_like(like, options)
+            _require_one_process(run, method, sample_weight=sample_weight, groups=groups)
+
+            data = prepare_data(
+                X, model=self.model, options=options, sample_weight=sample_weight, groups=groups
             )
-            taken = None if known is None else published_of(known, "like").plan.fingerprint()
-            run.require_same(
-                {"the model": readout.fingerprint(), "like": taken},
-                options.spelled(readout.head.name),
+            expected = data.adapted.feature_names if known is None else known.columns.names
+            rows = read_rows(run, data.X, data.adapted, options.batch_size, columns=expected)
+            problem = pose_problem(
+                run,
+                rows,
+                data,
+                options,
+                known_columns=None if known is None else known.columns,
+                known_plan=None if known is None else known.plan_fingerprint(),
             )
             if known is not None:
-                known.require_same_model(readout)
-            columns = (
-                find_columns(run, rows, adapted, options.features)
-                if known is None
-                else known.columns
-            )
+                known.require_same_model(problem.readout)
 
-            problem = Problem(
-                adapted=adapted,
-                network=network,
-                columns=columns,
-                options=options,
-                output_names=names,
-                n_unweighted=weighted,
-                groups=None if codes is None else codes[_sampled(codes, options)],
-                n_probed=len(probe),
+            summary, estimate = method.calibrate(
+                run,
+                rows,
+                problem,
+                known=None if known is None else known.estimate,
+                progress=progress,
             )
-            if options.reference == "terms":
-                summary = Summary(columns.features.columns)
-                summary = run.accumulate(
-                    rows, summary, Summary.update, name="reading", progress=progress
-                )
-                make = partial(calibrate_terms, progress=progress)
-            else:
-                summary, published, strengths = calibrate_published(
-                    run,
-                    rows,
-                    network,
-                    options,
-                    columns,
-                    known,
-                    problem.with_rows,
-                    progress=progress,
-                )
-                make = partial(estimate_published, published=published, strengths=strengths)
-            if run.size > 1:  # what travels between processes has its bands with it
-                estimate = run.decide(lambda: make(problem.with_rows(summary)).with_spreads())
-            else:
-                estimate = make(problem.with_rows(summary))
         self._fit = Fitted(
-            adapted,
-            readout,
-            columns,
-            summary,
-            estimate,
-            weighted=weighted is not None,
-            grouped=codes is not None,
+            adapted=data.adapted,
+            readout=problem.readout,
+            columns=problem.columns,
+            summary=summary,
+            estimate=estimate,
+            weighted=sample_weight is not None,
+            grouped=groups is not None,
         )
         for finding in estimate.functions.state.findings:
             if finding.severity == "error":
@@ -278,42 +218,26 @@ class NObSP(Explainer):
         must then be the same, which `fit(X, like=explainer)` takes care of.
         """
         _require_explainer("other", other)
-        mine, theirs = self._fitted, other._fitted
-        for argument, used in (
-            ("sample_weight", mine.weighted or theirs.weighted),
-            ("groups", mine.grouped or theirs.grouped),
-        ):
-            if used:
-                raise ValueError(
-                    f"calibrations with {argument} cannot be merged; fit all rows at once."
-                )
+        mine = self._fitted
+        theirs = other._fitted
+        _require_plain_rows(mine, theirs)
         mine.require_same_model(theirs.readout)
-        published = mine.estimate.published
-        if published is not None:
-            published = published.merge(published_of(theirs, "merge"))
-        elif mine.summary.groups != theirs.summary.groups or theirs.estimate.published is not None:
-            raise ValueError(
-                "the two calibrations have different features or references; calibrate both alike."
-            )
-        elif len(mine.summary.sample) == 0 or len(theirs.summary.sample) == 0:
-            raise ValueError(
-                "merge needs the calibration rows, which were not saved; save with mergeable=True."
-            )
-        network = Network(mine.readout, checked_device(self.device, mine.readout.device))
-        summary, columns = mine.summary.merge(theirs.summary), mine.columns.merge(theirs.columns)
-        options = Options.of(self.get_params(deep=False))
+        method = mine.method
+        method.require_mergeable(
+            mine.estimate, theirs.estimate, summaries=(mine.summary, theirs.summary)
+        )
+
+        summary = mine.summary.merge(theirs.summary)
+        columns = mine.columns.merge(theirs.columns)
         setting = Setting(
             adapted=mine.adapted,
-            network=network,
+            network=Network(mine.readout, checked_device(self.device, mine.readout.device)),
             columns=columns,
-            options=options,
+            options=Options.of(self.get_params(deep=False)),
             output_names=mine.functions.output_names,
             summary=summary,
         )
-        if published is None:
-            estimate = calibrate_terms(setting)
-        else:
-            estimate = estimate_published(setting, published, mine.functions.strengths)
+        estimate = method.merge(mine.estimate, theirs.estimate, setting)
         self._fit = replace(mine, columns=columns, summary=summary, estimate=estimate)
         return self
 
@@ -520,9 +444,7 @@ class NObSP(Explainer):
             raise ValueError(
                 f"{term_name(named)} was not fitted; pass interactions=[{named!r}], or a term of terms_."
             )
-        if fitted.estimate.published is None and place in {
-            table.features for table in fitted.functions.tables
-        }:
+        if fitted.has_table(place):
             return fitted.functions.function(named, output=output)
         chosen = output_position(output, fitted.functions.output_names)
 
@@ -728,9 +650,35 @@ class NObSP(Explainer):
         return fitted
 
 
-def _sampled(codes: Codes, options: Options) -> NDArray[np.intp]:
-    """Which rows are in the sample that functions are fitted on."""
-    return sampled_positions(len(codes), options.batch_size)
+def _calibration_like(like: object, options: Options) -> Fitted:
+    """The calibration that `like` has; an error where it was asked for something else."""
+    _require_explainer("like", like)
+    assert isinstance(like, NObSP)
+    fitted = like._fitted
+    options.require_alike(Options.of(like.get_params(deep=False)))
+    return fitted
+
+
+def _require_one_process(run: Run, method: Method, **arguments: object) -> None:
+    """Raises a ValueError for weights and groups where rows are not all in this process's memory."""
+    supported = method.takes_weights and run.size == 1 and not isinstance(run, RayRun)
+    for argument, value in arguments.items():
+        if value is not None and not supported:
+            raise ValueError(
+                f'{argument} needs reference="terms" and one process; leave it out here.'
+            )
+
+
+def _require_plain_rows(mine: Fitted, theirs: Fitted) -> None:
+    """Raises a ValueError for calibrations with weights or groups."""
+    for argument, used in (
+        ("sample_weight", mine.weighted or theirs.weighted),
+        ("groups", mine.grouped or theirs.grouped),
+    ):
+        if used:
+            raise ValueError(
+                f"calibrations with {argument} cannot be merged; fit all rows at once."
+            )
 
 
 def _require_explainer(name: str, value: object) -> None:

@@ -21,6 +21,7 @@ from nobsp.tabular.columns import Columns, Seen, input_values
 from nobsp.tabular.estimate import Estimate
 from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.functions import CLASSES
+from nobsp.tabular.method import method_of
 from nobsp.tabular.options import Options, plain
 from nobsp.tabular.pieces import DirectTerm
 from nobsp.tabular.setting import find_readout
@@ -67,22 +68,26 @@ def save(
     path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any], *, rows: bool
 ) -> None:
     """Writes a calibration and what was seen of its columns: ranges, means, levels and their counts."""
-    estimate, summary, columns = fitted.estimate.with_spreads(), fitted.summary, fitted.columns
-    if not rows:  # nor background rows, which are rows of the calibration table
-        published = None if estimate.published is None else replace(estimate.published, parts={})
-        estimate, summary = (
-            replace(estimate, background=None, published=published),
-            replace(summary, pieces=[]),
-        )
+    estimate = fitted.estimate.with_spreads()
+    summary = fitted.summary
+    columns = fitted.columns
+    if not rows:
+        estimate = method_of(estimate.reference).without_rows(estimate)
+        summary = replace(summary, pieces=[])
         columns = replace(
-            columns, seen=tuple(replace(one, quantiles=np.zeros(0)) for one in columns.seen)
+            columns, seen=tuple(replace(column, quantiles=np.zeros(0)) for column in columns.seen)
         )
-    kept = {name: _plain(name, value, fitted) for name, value in options.items()}
-    adapted, readout, probe = fitted.adapted, fitted.readout, _probe(fitted)
-    encoded = None if adapted.encode is None else _encoded(adapted, columns)
-    layout, outputs = adapted.layout, _outputs(readout, probe)
+    probe = _probe(fitted)
     stored = Stored(
-        kept, readout.fingerprint(), probe, encoded, columns, summary, estimate, layout, outputs
+        options={name: _plain(name, value, fitted) for name, value in options.items()},
+        fingerprint=fitted.readout.fingerprint(),
+        probe=probe,
+        encoded=None if fitted.adapted.encode is None else _encoded(fitted.adapted, columns),
+        columns=columns,
+        summary=summary,
+        estimate=estimate,
+        layout=fitted.adapted.layout,
+        outputs=_outputs(fitted.readout, probe),
     )
     serialization.save(path, stored, kind=KIND, version=VERSION)
 

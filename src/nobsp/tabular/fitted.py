@@ -19,9 +19,11 @@ from nobsp.network.inputs import MOST_LEVELS, Subset, Summary, distinct
 from nobsp.network.progress import progress_bar
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.tabular.columns import Columns, input_values
-from nobsp.tabular.estimate import Estimate
+from nobsp.tabular.complement import published_of
+from nobsp.tabular.estimate import Batch, Estimate
 from nobsp.tabular.functions import Functions
 from nobsp.tabular.grids import Represent, Tabulator
+from nobsp.tabular.method import Method, method_of
 from nobsp.tabular.reading import level_axes, read_columns, read_tables
 from nobsp.tabular.setting import rows_like
 
@@ -55,6 +57,20 @@ class Fitted:
     def functions(self) -> Functions:
         """Every term that has a table."""
         return self.estimate.functions
+
+    @property
+    def method(self) -> Method:
+        """How the functions were estimated."""
+        return method_of(self.estimate.reference)
+
+    def has_table(self, term: Subset) -> bool:
+        """Whether a term's function is its table."""
+        with_tables = {table.features for table in self.functions.tables}
+        return self.method.reads_tables and term in with_tables
+
+    def plan_fingerprint(self) -> str:
+        """What two calibrations as published must have in common to be added up."""
+        return published_of(self.estimate, "like").plan.fingerprint()
 
     def require_same_model(self, readout: Readout) -> None:
         """An error where this is another model's calibration."""
@@ -139,7 +155,8 @@ class Fitted:
         outputs[~outputs.isfinite().all(1)] = torch.nan
         values = None
         if wanted:
-            values = self._values(tables, rows, whole, ran, represent, batch_size)
+            batch = Batch(rows, whole, ran, torch.from_numpy(tables), self.readout)
+            values = self.method.values(self.estimate, batch, represent, batch_size=batch_size)
             self._add_unseen(values, rows, outside & ~alike, ran, represent, batch_size)
         return Account(z, outputs, values, outside, rows)
 
@@ -212,36 +229,6 @@ class Fitted:
         patterns, member = torch.unique(rows[positions].isfinite(), dim=0, return_inverse=True)
         return [positions[member == number] for number in range(len(patterns))]
 
-    def _values(
-        self,
-        tables: NDArray[np.float64],
-        rows: Tensor,
-        whole: Tensor,
-        ran: Tensor,
-        represent: Represent,
-        batch_size: int,
-    ) -> Tensor:
-        """Contributions of all terms in their order, those of tables and those of the network."""
-        estimate, found = self.estimate, torch.from_numpy(tables)
-        if not estimate.direct and estimate.published is None:
-            return found
-        values = torch.full(
-            (len(found), len(estimate.terms), found.shape[2]), torch.nan, dtype=torch.float64
-        )
-        if estimate.published is not None:
-            inputs = as_model_takes(rows[ran], self.readout)
-            values[ran] = estimate.published.values(represent, inputs)
-            return values
-        for place, table in enumerate(self.functions.tables):
-            values[:, estimate.terms.index(table.features)] = found[:, place]
-        # Rows that the model refuses as a whole have such terms too, held where it answers.
-        inputs = as_model_takes(rows[whole], self.readout)
-        for term in estimate.direct:
-            position = estimate.terms.index(term.term)
-            values[:, position] = 0.0  # of a missing number; the residual has the rest
-            values[whole, position] = term(represent, inputs, batch_size=batch_size)
-        return values
-
     def _add_unseen(
         self,
         values: Tensor,
@@ -280,10 +267,9 @@ class Fitted:
         for k, values in zip(term, given, strict=True):
             rows[:, list(self.columns.features.columns[k])] = values
         inputs = as_model_takes(rows, self.readout)
-        if self.estimate.published is not None:
-            return self.estimate.published.values(represent, inputs, terms=[term])[:, 0]
-        direct = next(one for one in self.estimate.direct if one.term == term)
-        return direct(represent, inputs, batch_size=batch_size)
+        return self.method.term_values(
+            self.estimate, term, inputs, represent, batch_size=batch_size
+        )
 
 
 # Let terms be centred, so that each has mean zero over the values of any of its features. Then the mean of the output

@@ -14,15 +14,26 @@ from torch import Tensor, nn
 
 from nobsp._messages import number_outputs
 from nobsp.arguments import names_of
+from nobsp.calibration import Run
+from nobsp.models import adapt
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source, batches_of
+from nobsp.network.inference import checked_device
 from nobsp.network.inputs import Subset, Summary, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
-from nobsp.tabular.budget import Costs
-from nobsp.tabular.columns import Columns, categories_of, input_baseline
+from nobsp.tabular.budget import Costs, probe_rows
+from nobsp.tabular.columns import (
+    Columns,
+    Rows,
+    categories_of,
+    count_in_memory,
+    find_columns,
+    input_baseline,
+    repeat_rows,
+)
 from nobsp.tabular.effort import Effort, least_costs
 from nobsp.tabular.features import describe, own_columns
-from nobsp.tabular.folds import Codes
+from nobsp.tabular.folds import Codes, resolve_groups, sampled_positions
 from nobsp.tabular.grids import Represent
 from nobsp.tabular.lookup import Chunk
 from nobsp.tabular.options import Options
@@ -195,6 +206,74 @@ class Setting(Problem):
         )
         rows = torch.cat([batch.double() for batch in source])
         return as_model_takes(rows, self.readout)
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """The caller's rows with what belongs to them, and the model as it takes them."""
+
+    X: Any
+    adapted: Adapted
+    n_unweighted: int | None  # rows before weights repeated them; None without weights
+    groups: Codes | None  # per row a number, the same for rows of one named group
+
+
+def prepare_data(X: Any, *, model: Any, options: Options, sample_weight: Any, groups: Any) -> Data:
+    """Adapts the model to the rows, takes a column of groups out, and repeats rows by weight."""
+    codes = None
+    if isinstance(groups, str):  # before anything looks at the columns
+        X, codes = resolve_groups(X, groups, model=model, features=options.features, rows=None)
+    adapted = adapt(model, X)
+    several = adapted.pack is not None
+    if groups is not None and codes is None:
+        n_rows = count_in_memory(X, several=several, argument="groups")
+        X, codes = resolve_groups(X, groups, model=model, features=options.features, rows=n_rows)
+
+    n_unweighted = None
+    if sample_weight is not None:
+        X, n_unweighted, positions = repeat_rows(X, sample_weight, several=several)
+        codes = None if codes is None else codes[positions]
+    return Data(X, adapted, n_unweighted, codes)
+
+
+def pose_problem(
+    run: Run,
+    rows: Rows,
+    data: Data,
+    options: Options,
+    *,
+    known_columns: Columns | None,
+    known_plan: str | None,
+) -> Problem:
+    """Finds the model's head and the features; all processes must have the same model and options."""
+    adapted = data.adapted
+    probe = rows.probe[: probe_rows(options.max_forward_rows, len(rows.probe))]
+    readout = find_readout(adapted, probe, head=options.head)
+    network = Network(readout, checked_device(options.device, readout.device))
+    output_names = names_of_outputs(
+        options.output_names, outputs=readout.outputs, known=adapted.output_names
+    )
+    run.require_same(
+        {"the model": readout.fingerprint(), "like": known_plan},
+        options.spelled(readout.head.name),
+    )
+
+    columns = known_columns
+    if columns is None:
+        columns = find_columns(run, rows, adapted, options.features)
+    groups = data.groups
+    if groups is not None:
+        groups = groups[sampled_positions(len(groups), options.batch_size)]
+    return Problem(
+        adapted=adapted,
+        network=network,
+        columns=columns,
+        options=options,
+        output_names=output_names,
+        n_unweighted=data.n_unweighted,
+        groups=groups,
+        n_probed=len(probe),
+    )
 
 
 def _no_interaction(names: object) -> ValueError:
