@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
-from nobsp._typing import Frame, TableLike
+from nobsp._typing import AnyArray, ArrayLike, Frame, TableLike
 from nobsp.messages import join_names
 
 # Columns listed in an error before the rest is only counted.
@@ -79,3 +79,60 @@ def _renaming_hint(missing: Sequence[str], unexpected: Sequence[str]) -> str:
         if close:
             renamings.append(f"{close[0]!r} to {name!r}")
     return f" Did you mean to rename {', '.join(renamings)}?" if renamings else ""
+
+
+def take_rows(data: TableLike | None, rows: ArrayLike) -> TableLike | None:
+    """Some rows of a frame, an array or a tensor, by position."""
+    if data is None:
+        return None
+
+    frame = frame_of(data)
+    if frame is not None:
+        return frame[rows, :].to_native()
+    return data[rows]
+
+
+class ColumnTable(dict[str, AnyArray]):
+    """Columns by name, for where pandas is not installed."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(self)
+
+
+def as_table(columns: Mapping[str, AnyArray]) -> TableLike:
+    """A pandas frame where pandas is installed, else a `ColumnTable`."""
+    try:
+        import pandas as pd
+    except ImportError:
+        return ColumnTable(columns)
+    return pd.DataFrame(columns)
+
+
+def frame_like(data: TableLike, columns: Mapping[str, ArrayLike]) -> TableLike:
+    """Columns as a frame of the same kind as `data`, or of any kind that is installed."""
+    import narwhals as nw
+
+    frame = frame_of(data)
+    if frame is None:
+        return _frame_of_any_kind(columns)
+
+    result = nw.from_dict(columns, backend=frame.implementation).to_native()
+    index = nw.maybe_get_index(frame)
+    if index is not None:
+        # So that it can be joined with the rows it was made of.
+        result.index = index
+    return result
+
+
+def _frame_of_any_kind(columns: Mapping[str, ArrayLike]) -> TableLike:
+    """A pandas frame, or else a polars one."""
+    import narwhals as nw
+
+    for backend in ("pandas", "polars"):
+        try:
+            return nw.from_dict(columns, backend=backend).to_native()
+        except ImportError:
+            continue
+    raise ImportError("a frame needs pandas or polars: pip install 'nobsp[frames]'.")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nobsp._messages import require_whole_number
 from nobsp.arguments import require_number
+from nobsp.frames import frame_like
 from nobsp.neighbors import confidence
 from nobsp.neighbors.evidence import Rows
 from nobsp.neighbors.index import ContributionIndex, most_left_out
@@ -25,7 +26,6 @@ from nobsp.neighbors.typicality import (
     trust_classes,
     trust_values,
 )
-from nobsp.tabular.explanation import frame_like
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from nobsp.frames import frame_like
 from nobsp.neighbors.search import pieces, spaced
-from nobsp.tabular.explanation import frame_like
 
 if TYPE_CHECKING:
     from nobsp.neighbors.result import Neighbors

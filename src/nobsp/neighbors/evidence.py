@@ -23,7 +23,7 @@ from nobsp.network.evidence import (
 )
 from nobsp.network.readout import Head
 from nobsp.tabular import Functions, NObSP
-from nobsp.tabular.explanation import output_position
+from nobsp.tabular.indexing import output_position
 from nobsp.vision import NObSPCam
 
 Task = Literal["classification", "regression"]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp._messages import join_names, require_whole_number
+from nobsp.frames import frame_like
 from nobsp.neighbors.evidence import label_array
-from nobsp.tabular.explanation import frame_like
 
 if TYPE_CHECKING:
     pass

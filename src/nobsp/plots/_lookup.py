@@ -14,8 +14,9 @@ from nobsp.frames import frame_of
 from nobsp.messages import join_names, suggest
 from nobsp.numerics import as_numpy
 from nobsp.plots.labels import shorten
-from nobsp.tabular.explanation import Explanation, output_position
+from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions
+from nobsp.tabular.indexing import output_position
 from nobsp.tabular.lookup import Chunk
 from nobsp.tabular.reading import level_axes, read_columns
 

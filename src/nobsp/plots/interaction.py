@@ -19,8 +19,9 @@ from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import NORMAL, SMALL, Axes, add_note, colour_bar, get_axes, tidy, turn_labels
 from nobsp.plots._lookup import Explained, Output
 from nobsp.plots.labels import decimals_for, format_number, short_labels, shorten, shorten_all
-from nobsp.tabular.explanation import Explanation, output_position
+from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions
+from nobsp.tabular.indexing import output_position
 from nobsp.tabular.lookup import Feature, LevelAxis
 from nobsp.tabular.reading import level_axes
 

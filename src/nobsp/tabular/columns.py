@@ -21,6 +21,7 @@ from nobsp.arguments import numbers_of, require_number
 from nobsp.calibration import Run
 from nobsp.calibration.local import Fold, is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
+from nobsp.frames import take_rows
 from nobsp.network.adapted import Adapted, grouping_rows, join_grouping_rows
 from nobsp.network.batches import NoRowsError, Source, batches_of
 from nobsp.network.inputs import (
@@ -33,7 +34,6 @@ from nobsp.network.inputs import (
     resolve_features,
 )
 from nobsp.network.readout import PROBE_ROWS
-from nobsp.tabular.explanation import take_rows
 from nobsp.tabular.lookup import value_rows
 
 # Rows that tell which columns go along with each other.

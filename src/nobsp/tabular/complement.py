@@ -35,10 +35,10 @@ from nobsp.tabular.correction import share_explained
 from nobsp.tabular.effort import FULL, PAIR_REACH
 from nobsp.tabular.estimate import Batch, Estimate, decide_estimate, make_functions
 from nobsp.tabular.examination import feature_findings, share_findings
-from nobsp.tabular.explanation import term_name
 from nobsp.tabular.features import Points
 from nobsp.tabular.grids import Represent, Tabulator
 from nobsp.tabular.health import Health, TermHealth
+from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import Array, TermTable
 from nobsp.tabular.purification import transfer
 from nobsp.tabular.sample import Sample

@@ -16,8 +16,8 @@ from nobsp.tabular.budget import Meter
 from nobsp.tabular.columns import ranks
 from nobsp.tabular.dependence import Determined, find_determined
 from nobsp.tabular.estimate import terms_with
-from nobsp.tabular.explanation import term_name
 from nobsp.tabular.health import Health, TermHealth
+from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import Array
 from nobsp.tabular.omissions import distances_from_average, name_far_curves, name_pairs_left_out
 from nobsp.tabular.sample import Sample

@@ -9,7 +9,7 @@ from torch import Tensor
 from nobsp.base import Finding
 from nobsp.network.inputs import Subset
 from nobsp.tabular.correction import Fit
-from nobsp.tabular.explanation import term_name
+from nobsp.tabular.indexing import term_name
 from nobsp.tabular.pieces import TablePiece
 from nobsp.tabular.purification import occupancy
 
