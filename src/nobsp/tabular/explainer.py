@@ -37,12 +37,13 @@ from nobsp.tabular.columns import (
 )
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.files import CHECKPOINTED
-from nobsp.tabular.fitted import Fitted, removal_effects, stand_ins
+from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.functions import Functions, function_of, measure_bands
 from nobsp.tabular.health import Health
 from nobsp.tabular.indexing import output_position, term_name
 from nobsp.tabular.method import Method, method_of
 from nobsp.tabular.options import Options
+from nobsp.tabular.removal import removal_effects, stand_ins
 from nobsp.tabular.scoring import (
     ExplainedWorseWarning,
     MultiOutput,

@@ -15,7 +15,7 @@ from torch import Tensor
 from nobsp.models.unseen import unseen_levels
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source
-from nobsp.network.inputs import MOST_LEVELS, Subset, Summary, distinct
+from nobsp.network.inputs import Subset, Summary
 from nobsp.network.progress import progress_bar
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.tabular.columns import Columns, input_values
@@ -34,9 +34,7 @@ class Account:
 
     representation: Tensor  # what enters the head, NaN for rows that could not be run
     outputs: Tensor  # the network's outputs, likewise
-    values: (
-        Tensor | None
-    )  # contributions, (rows, terms, outputs); None where they were not asked for
+    values: Tensor | None  # contributions, (rows, terms, outputs); None where not asked for
     outside: NDArray[np.bool_]  # which features lie outside what was calibrated, (rows, features)
     inputs: Tensor  # the rows as the network takes them
 
@@ -79,10 +77,18 @@ class Fitted:
                 "the two explainers are of different models; calibrations add up for one model only."
             )
 
-    def source(self, X: Any, batch_size: int, **how: Any) -> Source:
+    def source(
+        self, X: Any, batch_size: int, *, argument: str = "X", strict: bool = True
+    ) -> Source:
         """Rows to explain, checked against the calibrated columns."""
         return rows_like(
-            X, self.adapted, self.columns, self.summary.mean.numel(), batch_size, **how
+            X,
+            self.adapted,
+            self.columns,
+            self.summary.mean.numel(),
+            batch_size,
+            argument=argument,
+            strict=strict,
         )
 
     def explain(
@@ -98,9 +104,9 @@ class Fitted:
         with unseen_levels():
             source = self.source(X, batch_size, strict=False)
         batches = source.pairs()
-        finite = torch.zeros(source.columns, dtype=torch.bool)
-        seen = 0
-        answered = 0
+        has_finite = torch.zeros(source.columns, dtype=torch.bool)
+        n_rows = 0
+        n_answered = 0
         with progress_bar(
             enabled=progress, description="explaining", unit=" rows", total=source.rows
         ) as bar:
@@ -112,53 +118,65 @@ class Fitted:
                         break
                     account = self._account(rows, native, represent, batch_size, values)
 
-                finite |= (
-                    rows.isfinite().any(0) if rows.is_floating_point() else torch.ones_like(finite)
-                )
-                seen += len(rows)
-                answered += int(account.outputs.isfinite().all(1).sum())
+                has_finite |= _finite(rows).any(0)
+                n_rows += len(rows)
+                n_answered += int(account.outputs.isfinite().all(1).sum())
                 yield account
                 bar.update(len(rows))
         # A model that takes missing numbers may answer for a column of nothing else.
-        if seen and not answered and not bool(finite.all()):
-            column = int((~finite).nonzero()[0])
-            names = self.columns.names if self.adapted.encode is None else None
-            called = repr(names[column]) if names else str(column)
-            raise ValueError(
-                f"X has no finite value in column {called}; pass a column that has some."
-            )
+        if n_rows and not n_answered:
+            self._require_values(has_finite)
+
+    def _require_values(self, has_finite: Tensor) -> None:
+        """Raises a ValueError where a column has no finite value at all."""
+        if bool(has_finite.all()):
+            return
+        column = int((~has_finite).nonzero()[0])
+        names = self.columns.names if self.adapted.encode is None else None
+        called = repr(names[column]) if names else str(column)
+        raise ValueError(f"X has no finite value in column {called}; pass a column that has some.")
 
     def _account(
         self, rows: Tensor, native: Any, represent: Represent, batch_size: int, wanted: bool
     ) -> Account:
-        functions, count = self.functions, len(rows)
-        if self.adapted.encode is None:
-            own: dict[int, NDArray[Any]] = {c: rows[:, c].numpy() for c in range(rows.shape[1])}
-        else:
-            own, _ = read_columns(functions, native)
-        tables, outside = read_tables(functions, own, count)
+        """One batch: tables are read, the network runs, and every term gets its contribution."""
+        own = self._own_columns(rows, native)
+        tables, outside = read_tables(self.functions, own, len(rows))
         alike = self._read_alike(own, rows, tables, outside)
-        low, high = self.summary.minimum.to(rows.dtype), self.summary.maximum.to(rows.dtype)
-        for k, feature in enumerate(functions.features):
-            group = list(self.columns.features.columns[k])
-            if feature.kind == "numbers" and group:  # several: outside where one of them is
-                inside = (rows[:, group] >= low[group]) & (rows[:, group] <= high[group])
-                outside[:, k] |= ~inside.all(1).numpy()
-        whole = (
-            rows.isfinite().all(1)
-            if rows.is_floating_point()
-            else torch.ones(count, dtype=torch.bool)
+        self._mark_numbers_outside(outside, rows)
+
+        complete = _finite(rows).all(1)
+        representation, answered = self._run(
+            rows, complete, torch.from_numpy(outside.any(1)), represent
         )
-        z, ran = self._run(rows, whole, torch.from_numpy(outside.any(1)), represent)
-        outputs = torch.full((count, self.readout.outputs), torch.nan, dtype=torch.float64)
-        outputs[ran] = self.readout.logits(z[ran]).cpu()
+        outputs = torch.full((len(rows), self.readout.outputs), torch.nan, dtype=torch.float64)
+        outputs[answered] = self.readout.logits(representation[answered]).cpu()
         outputs[~outputs.isfinite().all(1)] = torch.nan
-        values = None
-        if wanted:
-            batch = Batch(rows, whole, ran, torch.from_numpy(tables), self.readout)
-            values = self.method.values(self.estimate, batch, represent, batch_size=batch_size)
-            self._add_unseen(values, rows, outside & ~alike, ran, represent, batch_size)
-        return Account(z, outputs, values, outside, rows)
+        if not wanted:
+            return Account(representation, outputs, None, outside, rows)
+
+        batch = Batch(rows, complete, answered, torch.from_numpy(tables), self.readout)
+        values = self.method.values(self.estimate, batch, represent, batch_size=batch_size)
+        self._add_unseen(values, batch, outside & ~alike, represent, batch_size)
+        return Account(representation, outputs, values, outside, rows)
+
+    def _own_columns(self, rows: Tensor, native: Any) -> dict[int, NDArray[Any]]:
+        """The caller's columns that tables are read by."""
+        if self.adapted.encode is None:
+            return {column: rows[:, column].numpy() for column in range(rows.shape[1])}
+        own, _ = read_columns(self.functions, native)
+        return own
+
+    def _mark_numbers_outside(self, outside: NDArray[np.bool_], rows: Tensor) -> None:
+        """Flags features of several numbers: outside where one of them is."""
+        low = self.summary.minimum.to(rows.dtype)
+        high = self.summary.maximum.to(rows.dtype)
+        for feature, described in enumerate(self.functions.features):
+            group = list(self.columns.features.columns[feature])
+            if described.kind == "numbers" and group:
+                values = rows[:, group]
+                inside = (values >= low[group]) & (values <= high[group])
+                outside[:, feature] |= ~inside.all(1).numpy()
 
     def _read_alike(
         self,
@@ -168,58 +186,60 @@ class Fitted:
         outside: NDArray[np.bool_],
     ) -> NDArray[np.bool_]:
         """Reads names that the preprocessing makes the same of as of a known level, such as missing ones, as that."""
-        alike, column_of = np.zeros_like(outside), dict(own)
-        for k, axis in level_axes(self.functions).items():
-            if not isinstance(axis.levels, tuple) or not outside[:, k].any():
+        alike = np.zeros_like(outside)
+        renamed = dict(own)
+        for feature, axis in level_axes(self.functions).items():
+            unseen = np.flatnonzero(outside[:, feature])
+            if not isinstance(axis.levels, tuple) or not len(unseen):
                 continue
-            unseen, column = np.flatnonzero(outside[:, k]), axis.columns[0]
             levels = np.array(axis.levels, dtype=object)
-            known = input_values(self.columns, self.adapted, k, levels[:, None]).to(torch.float64)
-            given = rows[torch.from_numpy(unseen)][:, list(self.columns.features.columns[k])].to(
-                torch.float64
-            )
-            same = (given[:, None] == known[None]).all(2)
-            found = same.any(1).numpy()
-            column_of[column] = column_of[column].astype(object)
-            column_of[column][unseen[found]] = levels[same.int().argmax(1).numpy()[found]]
-            alike[unseen[found], k] = True
+            known = input_values(self.columns, self.adapted, feature, levels[:, None]).double()
+            inputs = rows[torch.from_numpy(unseen)][:, list(self.columns.features.columns[feature])]
+            same = (inputs.double()[:, None] == known[None]).all(2)
+            recognised = same.any(1).numpy()
+            level = same.int().argmax(1).numpy()
+
+            column = axis.columns[0]
+            renamed[column] = renamed[column].astype(object)
+            renamed[column][unseen[recognised]] = levels[level[recognised]]
+            alike[unseen[recognised], feature] = True
+
         changed = np.flatnonzero(alike.any(1))
         if len(changed):
-            part = {position: column[changed] for position, column in column_of.items()}
-            tables[changed] = read_tables(self.functions, part, len(changed))[0]
+            columns = {position: values[changed] for position, values in renamed.items()}
+            tables[changed], _ = read_tables(self.functions, columns, len(changed))
         return alike
 
     def _run(
-        self, rows: Tensor, whole: Tensor, doubtful: Tensor, represent: Represent
+        self, rows: Tensor, complete: Tensor, doubtful: Tensor, represent: Represent
     ) -> tuple[Tensor, Tensor]:
         """Representations of the rows that can be run, NaN elsewhere; and which rows those are."""
-        z = torch.full((len(rows), self.readout.width), torch.nan, dtype=torch.float64)
-        ran = torch.zeros_like(whole)
+        representation = torch.full((len(rows), self.readout.width), torch.nan, dtype=torch.float64)
+        answered = torch.zeros_like(complete)
 
-        def attempt(place: Tensor) -> None:
-            if not len(place):
+        def run(chosen: Tensor) -> None:
+            answers = represent(as_model_takes(rows[chosen], self.readout))
+            representation[chosen] = answers.to("cpu", torch.float64)
+            answered[chosen] = True
+
+        def attempt(chosen: Tensor) -> None:
+            if not len(chosen):
                 return
             try:
-                z[place] = represent(as_model_takes(rows[place], self.readout)).to(
-                    "cpu", torch.float64
-                )
-                ran[place] = True
+                run(chosen)
             except Exception:
                 # A level beyond an embedding's table takes its whole batch down: the others are run without it.
-                if not bool(doubtful[place].any()):
+                if not bool(doubtful[chosen].any()):
                     raise
-                if len(place) > 1:
-                    sure = place[~doubtful[place]]
-                    for part in (sure, place[doubtful[place]]) if len(sure) else place.chunk(2):
+                if len(chosen) > 1:
+                    for part in _halves(chosen, doubtful[chosen]):
                         attempt(part)
 
-        attempt(whole.nonzero().flatten())
-        for alike in self._alike_in_what_is_missing(rows, ~whole):
+        attempt(complete.nonzero().flatten())
+        for alike in self._alike_in_what_is_missing(rows, ~complete):
             with suppress(Exception):  # most models do not take them
-                answers = represent(as_model_takes(rows[alike], self.readout))
-                z[alike] = answers.to("cpu", torch.float64)
-                ran[alike] = True
-        return z, ran
+                run(alike)
+        return representation, answered
 
     def _alike_in_what_is_missing(self, rows: Tensor, incomplete: Tensor) -> list[Tensor]:
         """Rows with missing numbers, those that lack the same columns together: a model takes all of them or none."""
@@ -232,9 +252,8 @@ class Fitted:
     def _add_unseen(
         self,
         values: Tensor,
-        rows: Tensor,
+        batch: Batch,
         outside: NDArray[np.bool_],
-        ran: Tensor,
         represent: Represent,
         batch_size: int,
     ) -> None:
@@ -242,94 +261,50 @@ class Fitted:
         background = self.estimate.background
         if background is None:
             return
+        rows = batch.rows
         owned = {column for group in self.columns.features.columns for column in group}
         unowned = [column for column in range(rows.shape[1]) if column not in owned]
-        for k in level_axes(self.functions):
-            unseen = torch.from_numpy(outside[:, k]) & ran
+        for feature in level_axes(self.functions):
+            unseen = torch.from_numpy(outside[:, feature]) & batch.answered
             if not bool(unseen.any()):
                 continue
             # A level that calibration did not see may have a column of its own, which belongs to no feature yet.
-            columns = [*self.columns.features.columns[k], *unowned]
-            levels, place = torch.unique(
-                rows[unseen][:, columns].double(), dim=0, return_inverse=True
-            )
+            columns = [*self.columns.features.columns[feature], *unowned]
+            inputs = rows[unseen][:, columns].double()
+            levels, level = torch.unique(inputs, dim=0, return_inverse=True)
+
             weight = self.readout.head.weight.T.to("cpu", torch.float64)
             tabulate = Tabulator(represent, background, weight, batch_size=batch_size)
-            effect = tabulate.rows(columns, levels) @ weight - self.estimate.offsets[k]
-            effect = effect.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            values[unseen, self.estimate.terms.index((k,))] = effect[place]
+            effects = tabulate.rows(columns, levels) @ weight - self.estimate.offsets[feature]
+            effects = effects.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            values[unseen, self.estimate.terms.index((feature,))] = effects[level]
 
     def term_values(
-        self, represent: Represent, term: Subset, given: Sequence[Tensor], *, batch_size: int
+        self, represent: Represent, term: Subset, inputs: Sequence[Tensor], *, batch_size: int
     ) -> Tensor:
         """Contributions of a term without a table, for its features' values as the network takes them."""
-        rows = self.estimate.baseline.expand(len(given[0]), -1).clone()
-        for k, values in zip(term, given, strict=True):
-            rows[:, list(self.columns.features.columns[k])] = values
-        inputs = as_model_takes(rows, self.readout)
+        rows = self.estimate.baseline.expand(len(inputs[0]), -1).clone()
+        for feature, values in zip(term, inputs, strict=True):
+            rows[:, list(self.columns.features.columns[feature])] = values
         return self.method.term_values(
-            self.estimate, term, inputs, represent, batch_size=batch_size
+            self.estimate,
+            term,
+            as_model_takes(rows, self.readout),
+            represent,
+            batch_size=batch_size,
         )
 
 
-# Let terms be centred, so that each has mean zero over the values of any of its features. Then the mean of the output
-# over the values of one feature, the others as they are, is what all terms without the feature add up to, and
-#
-#     f(x) − mean_v f(v, x_others)  =  Σ over all terms S that hold the feature of g_S(x).
-#
-# Nothing is fitted, so interactions that a calibration leaves to its residual are in here.
-
-# Of a feature: its columns of the input, values (values, columns) that take the place of its own, and their shares.
-StandIns = tuple[list[int], Tensor, Tensor]
+def _finite(rows: Tensor) -> Tensor:
+    """Which values are finite numbers; whole numbers always are."""
+    if rows.is_floating_point():
+        return rows.isfinite()
+    return torch.ones(rows.shape, dtype=torch.bool)
 
 
-def stand_ins(fitted: Fitted, most: int, background: Any, *, batch_size: int) -> list[StandIns]:
-    """For every feature, values that stand for its distribution."""
-    summary = fitted.summary
-    if background is not None:
-        summary = Summary(fitted.columns.features.columns)
-        for batch in fitted.source(background, batch_size, argument="background"):
-            summary.update(batch)
-    found = []
-    for feature, columns in enumerate(map(list, fitted.columns.features.columns)):
-        values, counts = (
-            torch.zeros(1, 0),
-            torch.ones(1),
-        )  # of a column that the preprocessing drops
-        if columns:
-            known = summary.levels_of(feature, columns)
-            if known is None and len(summary.sample) == 0:
-                raise ValueError(
-                    "a file holds no rows to take values from; give some with background=rows."
-                )
-            values, counts = known or distinct(summary.sample[:, columns])
-        if (
-            fitted.functions.features[feature].kind == "levels"
-        ):  # they have no order to be spread over
-            first = counts.argsort(descending=True, stable=True)[
-                :MOST_LEVELS
-            ]  # the rarest are left out
-            values, counts = values[first], counts[first]
-        elif len(values) > most:
-            # At equal steps of probability, each the middle of its step; several columns in lexical order.
-            shares = counts.double().cumsum(0) / counts.sum()
-            middles = (torch.arange(most, dtype=torch.float64) + 0.5) / most
-            values, counts = values[torch.searchsorted(shares, middles)], torch.ones(most)
-        found.append((columns, values, counts.double() / counts.sum()))
-    return found
-
-
-def removal_effects(
-    represent: Represent, readout: Readout, rows: Tensor, replaced: list[StandIns], batch_size: int
-) -> Tensor:
-    """f(x) − mean_v f(v, x_others) for every feature, shape (rows, features, outputs), float64 on the CPU."""
-    effects = readout.logits(represent(rows)).cpu()[:, None].repeat(1, len(replaced), 1)
-    for position, (columns, values, shares) in enumerate(replaced):
-        count = len(values)
-        for number in torch.split(torch.arange(len(rows) * count), batch_size):
-            places, chosen = number // count, number % count
-            inputs = rows[places.to(rows.device)]
-            inputs[:, columns] = values[chosen].to(inputs)
-            outputs = readout.logits(represent(inputs)).cpu()
-            effects[:, position].index_add_(0, places, outputs * -shares[chosen][:, None])
-    return effects
+def _halves(chosen: Tensor, doubtful: Tensor) -> Sequence[Tensor]:
+    """Rows without doubt and the others; where all are doubtful, two halves."""
+    sure = chosen[~doubtful]
+    if len(sure):
+        return sure, chosen[doubtful]
+    return chosen.chunk(2)

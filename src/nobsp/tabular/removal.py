@@ -1,0 +1,100 @@
+"""What each prediction loses when a feature is no longer known, measured on the network itself.
+
+Let terms be centred, so that each has mean zero over the values of any of its features. Then the mean of the output
+over the values of one feature, the others as they are, is what all terms without the feature add up to, and
+
+    f(x) − mean_v f(v, x_others)  =  Σ over all terms S that hold the feature of g_S(x).
+
+Nothing is fitted, so interactions that a calibration leaves to its residual are in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nobsp.network.inputs import MOST_LEVELS, Summary, distinct
+from nobsp.network.readout import Readout
+from nobsp.tabular.fitted import Fitted
+from nobsp.tabular.grids import Represent
+
+
+@dataclass(frozen=True, eq=False)
+class StandIns:
+    """Values that take the place of a feature's own."""
+
+    columns: list[int]  # of the network's input
+    values: Tensor  # (values, columns)
+    shares: Tensor  # how often each is taken
+
+
+def stand_ins(fitted: Fitted, most: int, background: Any, *, batch_size: int) -> list[StandIns]:
+    """For every feature, values that stand for its distribution."""
+    summary = fitted.summary
+    if background is not None:
+        summary = Summary(fitted.columns.features.columns)
+        for batch in fitted.source(background, batch_size, argument="background"):
+            summary.update(batch)
+
+    replacements = []
+    for feature, group in enumerate(fitted.columns.features.columns):
+        columns = list(group)
+        values, counts = _values_of(summary, feature, columns)
+        if fitted.functions.features[feature].kind == "levels":
+            # They have no order to be spread over; the rarest are left out.
+            most_frequent = counts.argsort(descending=True, stable=True)[:MOST_LEVELS]
+            values = values[most_frequent]
+            counts = counts[most_frequent]
+        elif len(values) > most:
+            values = _spread_evenly(values, counts, most)
+            counts = torch.ones(most)
+        shares = counts.double() / counts.sum()
+        replacements.append(StandIns(columns, values, shares))
+    return replacements
+
+
+def _values_of(summary: Summary, feature: int, columns: list[int]) -> tuple[Tensor, Tensor]:
+    """The different values of a feature among the rows, and how often each occurs."""
+    if not columns:  # the preprocessing drops it
+        return torch.zeros(1, 0), torch.ones(1)
+    known = summary.levels_of(feature, columns)
+    if known is not None:
+        return known
+    if len(summary.sample) == 0:
+        raise ValueError(
+            "a file holds no rows to take values from; give some with background=rows."
+        )
+    return distinct(summary.sample[:, columns])
+
+
+def _spread_evenly(values: Tensor, counts: Tensor, most: int) -> Tensor:
+    """Values at equal steps of probability, each the middle of its step; several columns in lexical order."""
+    shares = counts.double().cumsum(0) / counts.sum()
+    middles = (torch.arange(most, dtype=torch.float64) + 0.5) / most
+    return values[torch.searchsorted(shares, middles)]
+
+
+def removal_effects(
+    represent: Represent,
+    readout: Readout,
+    rows: Tensor,
+    replacements: Sequence[StandIns],
+    batch_size: int,
+) -> Tensor:
+    """f(x) − mean_v f(v, x_others) for every feature, shape (rows, features, outputs), float64 on the CPU."""
+    outputs = readout.logits(represent(rows)).cpu()
+    effects = outputs[:, None].repeat(1, len(replacements), 1)
+    for feature, replacement in enumerate(replacements):
+        n_values = len(replacement.values)
+        for numbers in torch.split(torch.arange(len(rows) * n_values), batch_size):
+            row = numbers // n_values
+            chosen = numbers % n_values
+            inputs = rows[row.to(rows.device)]
+            inputs[:, replacement.columns] = replacement.values[chosen].to(inputs)
+            replaced = readout.logits(represent(inputs)).cpu()
+            effects[:, feature].index_add_(0, row, replaced * -replacement.shares[chosen][:, None])
+    return effects
