@@ -22,7 +22,7 @@ from nobsp.vision import NObSPCam
 
 SEED = 0
 POINTS = (1, 2, 4, 8, None)
-RIVALS = ("attention rollout", "Chefer", "LeGrad", "GradCAM")
+RIVALS = ("attention rollout", "Chefer", "LeGrad", "GradCAM", "gradient × input")
 Maps = NDArray[np.float64]
 
 
@@ -185,7 +185,7 @@ def attention_maps(model: Transformer, images: Tensor, target: Tensor) -> dict[s
             tokens = block(tokens)
         own = model.head(model.norm(tokens)[:, 0]).gather(1, target[:, None]).sum()
         attention = [block.attention for block in model.blocks]
-        gradients = torch.autograd.grad(own, [*attention, kept[-1]])
+        gradients = torch.autograd.grad(own, [*attention, kept[0], kept[-1]])
     eye = torch.eye(1 + model.task.cells**2)
     rollout, chefer, legrad = (
         eye.expand(len(images), -1, -1),
@@ -198,7 +198,10 @@ def attention_maps(model: Transformer, images: Tensor, target: Tensor) -> dict[s
         legrad = legrad + slope.clamp_min(0).mean((1, 2))[:, 1:]
     last, slope = kept[-1][:, 1:], gradients[-1][:, 1:]
     gradcam = (last * slope.mean(1, keepdim=True)).sum(2).clamp_min(0)
+    first = kept[0]
+    slope_of_first = gradients[-2]
     found = {
+        "gradient × input": (first * slope_of_first)[:, 1:].sum(2),
         "attention rollout": rollout[:, 0, 1:],
         "Chefer": chefer[:, 0, 1:],
         "LeGrad": legrad,
@@ -269,6 +272,8 @@ def draw_maps(
 ) -> tuple[dict[str, Maps], dict[str, float]]:
     """The maps by name, and of accounts the share that belongs to the class token."""
     cells, maps, share = model.task.cells, attention_maps(model, images, target), {}
+    default = NObSPCam(model, batch_size=128).fit(train[:400])
+    maps["the default: a picture from the first tokens"] = default(images, target).account
     for block in range(model.task.blocks):
         cam = explainer(model, block, train)
         found, name = cam(images, target), f"account entering block {block}"

@@ -177,3 +177,19 @@ def test_maps_say_what_they_are(maps: ActivationMaps) -> None:
     ):
         assert word in repr(maps)
     assert len(maps) == 5
+
+
+def test_maps_of_some_images() -> None:
+    maps = NObSPCam(averaged()).fit(images(20))(images(5, seed=1))
+    assert len(maps[3]) == 1
+    assert maps[3].account[0] == pytest.approx(maps.account[3], abs=0)
+    assert maps[1:3].logits == pytest.approx(maps.logits[1:3], abs=0)
+    assert len(maps[maps.confidence > 2]) == 0
+    with pytest.raises(IndexError, match="out of range"):
+        maps[5]
+
+
+def test_maps_have_their_plots() -> None:
+    pictures = images(2, seed=1)
+    maps = NObSPCam(averaged()).fit(images(20))(pictures)
+    assert maps.plot.cam_grid(pictures).shape == (2, 3)

@@ -157,12 +157,26 @@ def find_map(
     makes = partial(_makes, z, torch.finfo(dtype).eps)
     seen, counts = _observe(module, x, makes, None if chosen is None else chosen[1])
     logits = z if readout is None else readout.logits(z)
-    found = FeatureMap(
-        *(module, Place("", module, -1, "output"), Grid("first"), False, "flatten", "full"),
-        *(None if readout is None else readout.head, readout, int(logits.shape[1]), 0, ()),
-        *(not probe.is_floating_point(), tuple(probe.shape[1:]), x[:1], device, dtype),
+    # What is the same of all maps that are tried; the rest is filled in for each.
+    common = FeatureMap(
+        module=module,
+        place=Place(name="", module=module, call=-1, side="output"),
+        grid=Grid("first"),
+        relu=False,
+        pooling="flatten",
+        reach="full",
+        head=None if readout is None else readout.head,
+        readout=readout,
+        outputs=int(logits.shape[1]),
+        channels=0,
+        shape=(),
+        text=not probe.is_floating_point(),
+        image_shape=tuple(probe.shape[1:]),
+        carrier=x[:1],
+        device=device,
+        dtype=dtype,
     )
-    search = _Search(found, probe, seen, logits, counts)
+    search = _Search(common, probe, seen, logits, counts)
     return search.ready(search.find(chosen))
 
 
@@ -269,13 +283,14 @@ class _Search:
         if head is None and reach == "head":
             eye = torch.eye(found.outputs, dtype=torch.float64)
             head = Head(eye, eye.new_zeros(found.outputs), name=seen.name)
-        how: dict[str, Any] = {
-            "pooling": pooling,
-            "reach": reach,
-            "fixed_batch": fixed_batch,
-            "head": head,
-        }
-        return dataclasses.replace(found, channels=seen.channels, **how)
+        return dataclasses.replace(
+            found,
+            channels=seen.channels,
+            pooling=pooling,
+            reach=reach,
+            fixed_batch=fixed_batch,
+            head=head,
+        )
 
     def ready(self, found: FeatureMap) -> FeatureMap:
         """The same, noting whether the tensor has other values at the end of a pass than when it was made."""

@@ -14,11 +14,14 @@ from torch.nn import functional
 
 from nobsp._messages import require_whole_number
 from nobsp.arguments import numbers_of, require_choice, require_number
+from nobsp.base import Plots
 from nobsp.vision.account import Answer
 
 Array = NDArray[np.float64]
 Kind = Literal["contrast", "account", "positive", "negative", "signed"]
 KINDS = ("contrast", "account", "positive", "negative", "signed")
+# What else there is of every image and target.
+PER_TARGET = ("contributions", "class_token", "target", "residual", "confidence")
 
 # Orange and blue: distinct for people who do not see red and green, and bright enough to shine on a dark picture.
 FOR, AGAINST = "#e8590c", "#1f7fd1"
@@ -90,6 +93,21 @@ class ActivationMaps:
 
     def __len__(self) -> int:
         return len(self.positive)
+
+    def __getitem__(self, rows: int | slice | Sequence[int] | NDArray[Any]) -> ActivationMaps:
+        """The maps of some images, by position, slice, positions or mask; of one image a batch of one."""
+        if isinstance(rows, int | np.integer):
+            if not -len(self) <= rows < len(self):
+                raise IndexError(f"image {rows} is out of range; there are {len(self)} images.")
+            rows = [int(rows)]
+        index = rows if isinstance(rows, slice) else np.asarray(rows)
+        per_image = [*KINDS, *PER_TARGET, "logits"]
+        return replace(self, **{name: getattr(self, name)[index] for name in per_image})
+
+    @property
+    def plot(self) -> Plots:
+        """Its plots: `maps.plot.cam_grid(images)`, `maps.plot.signal(signals)`, `maps.plot.words(words)`."""
+        return Plots(self, ("cam_grid", "signal", "words"))
 
     def __repr__(self) -> str:
         size = "×".join(map(str, self.locations))
@@ -212,7 +230,7 @@ class ActivationMaps:
             raise ValueError(
                 f"position is {position}, but there are {self.target.shape[1]} targets per image."
             )
-        names = [*KINDS, "contributions", "class_token", "target", "residual", "confidence"]
+        names = [*KINDS, *PER_TARGET]
         return replace(self, **{name: getattr(self, name)[:, position] for name in names})
 
 
