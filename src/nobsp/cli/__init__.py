@@ -21,7 +21,6 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Unknow
 from rich.console import Console as Terminal
 
 from nobsp import __version__
-from nobsp._messages import suggest
 from nobsp.cli import audit, cam, explain
 from nobsp.cli.options import (
     OUTPUT,
@@ -32,6 +31,7 @@ from nobsp.cli.options import (
     require_report,
     write_folder,
 )
+from nobsp.messages import suggest
 
 __all__ = ["main"]
 

@@ -12,7 +12,6 @@ import numpy as np
 from cyclopts import Parameter
 from numpy.typing import NDArray
 
-from nobsp._messages import count, free_name, suggest
 from nobsp.base import sort_findings
 from nobsp.cli.grouping import group_columns
 from nobsp.cli.inputs import (
@@ -33,6 +32,7 @@ from nobsp.cli.options import (
     UsageError,
     split_names,
 )
+from nobsp.messages import count, free_name, suggest
 
 if TYPE_CHECKING:
     from nobsp import NObSP

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nobsp._messages import number_outputs
 from nobsp.arguments import quote
+from nobsp.messages import number_outputs
 from nobsp.network.evidence import (
     EvidenceBatch,
     EvidenceSource,

@@ -15,9 +15,9 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
-from nobsp._messages import require_whole_number
 from nobsp.arguments import require_choice
 from nobsp.calibration.local import parse_bytes
+from nobsp.messages import require_whole_number
 from nobsp.neighbors.backends import Milvus, Usearch, indexed_spaces, load, make_backend, save
 from nobsp.neighbors.duplicates import (
     Duplicates,

@@ -14,6 +14,7 @@ from torch import Tensor
 from nobsp.arguments import quote
 from nobsp.neighbors.evidence import Outcomes, Rows, join_rows
 from nobsp.network.evidence import EvidenceSource, Wanted
+from nobsp.numerics import evenly_spaced
 
 Found = TypeVar("Found")
 
@@ -168,7 +169,7 @@ def pieces(count: int, width: int, *, numbers: int = 1 << 18) -> Iterator[slice]
 
 def spaced(count: int, most: int) -> Tensor:
     """Positions of all of so many rows, or of `most` evenly spaced ones."""
-    return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).long()
+    return torch.from_numpy(evenly_spaced(count, most))
 
 
 def moments(rows: Rows, of: Callable[[Rows], Tensor]) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp._messages import require_whole_number
 from nobsp.arguments import require_choice, require_parts
+from nobsp.messages import require_whole_number
 from nobsp.neighbors.search import Fitted, spaced
 
 if TYPE_CHECKING:

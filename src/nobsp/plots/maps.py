@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import as_numpy, percent, require_whole_number
 from nobsp.arguments import names_of, require_choice, require_number
+from nobsp.messages import percent, require_whole_number
+from nobsp.numerics import as_numpy
 from nobsp.plots import _axes
 from nobsp.plots._axes import NORMAL, SMALL, Axes, bare, get_axes, get_panels, tidy
 from nobsp.plots._lookup import Array

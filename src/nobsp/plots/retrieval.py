@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import as_numpy, frame_of, percent, require_whole_number, suggest
 from nobsp.arguments import quote
+from nobsp.frames import frame_of
+from nobsp.messages import percent, require_whole_number, suggest
+from nobsp.numerics import as_numpy
 from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, get_panels, new_figure
 from nobsp.plots._lookup import Array

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nobsp.network.inputs import Subset
+from nobsp.numerics import evenly_spaced
 from nobsp.tabular.correction import Fit, level_strengths
 from nobsp.tabular.features import Points
 from nobsp.tabular.lookup import Array, Chunk
@@ -221,7 +222,7 @@ def _change_of_rows(fit: Fit, draws: Array) -> Tensor:
 def _change_of_priors(fit: Fit, priors: Mapping[Subset, Tensor], *, copies: int) -> Tensor:
     """Σ_i t_i (prior − prior_w)_i / n in every copy, read on some of the rows."""
     n_rows, n_outputs = fit.regression.outputs.shape
-    few = np.linspace(0, n_rows - 1, min(n_rows, _PRIOR_ROWS)).astype(np.intp)
+    few = evenly_spaced(n_rows, _PRIOR_ROWS)
     chunk = fit.sample.take(few).chunk()
     terms = fit.regression.terms[torch.from_numpy(few)]
 

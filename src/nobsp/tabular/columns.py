@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp._messages import as_numpy, is_missing, matched, suggest
 from nobsp.arguments import numbers_of, require_number
 from nobsp.calibration import Run
 from nobsp.calibration.local import Fold, is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
-from nobsp.frames import take_rows
+from nobsp.frames import frame_of, is_missing, match_columns, take_rows
+from nobsp.messages import suggest
 from nobsp.network.adapted import Adapted, grouping_rows, join_grouping_rows
 from nobsp.network.batches import NoRowsError, Source, batches_of
 from nobsp.network.inputs import (
@@ -34,6 +34,7 @@ from nobsp.network.inputs import (
     resolve_features,
 )
 from nobsp.network.readout import PROBE_ROWS
+from nobsp.numerics import as_numpy, evenly_spaced
 from nobsp.tabular.lookup import value_rows
 
 # Rows that tell which columns go along with each other.
@@ -155,13 +156,13 @@ def columns_of(
 
 def whole_table(X: Any, adapted: Adapted) -> tuple[Any, Any]:
     """A table for a scikit-learn pipeline, its columns in the order of the pipeline, and as narwhals sees it."""
-    frame = nw.from_native(X, eager_only=True, pass_through=True)
-    if not isinstance(frame, nw.DataFrame) and not isinstance(X, np.ndarray):
+    frame = frame_of(X)
+    if frame is None and not isinstance(X, np.ndarray):
         raise TypeError(
             f"X must be one frame or array where the model is a pipeline, found {type(X).__name__}."
         )
-    if isinstance(frame, nw.DataFrame):
-        frame = matched(frame, argument="X", columns=adapted.feature_names)
+    if frame is not None:
+        frame = match_columns(frame, argument="X", columns=adapted.feature_names)
         X = frame.to_native()
     return X, frame
 
@@ -365,12 +366,10 @@ def suggest_features(X: Any, *, correlation: float = 0.9) -> dict[str, list[Any]
         raise TypeError(
             f"X must be an array, a tensor or a frame with rows, found {getattr(X, 'shape', type(X))}."
         )
-    X = take_rows(
-        X, np.unique(np.linspace(0, X.shape[0] - 1, min(X.shape[0], _LOOKED_AT)).astype(np.intp))
-    )
-    frame = nw.from_native(X, eager_only=True, pass_through=True)
+    X = take_rows(X, evenly_spaced(X.shape[0], _LOOKED_AT))
+    frame = frame_of(X)
     known: Sequence[Any] = range(X.shape[1])
-    if isinstance(frame, nw.DataFrame):
+    if frame is not None:
         columns, known = (
             [np.asarray(frame[:, k].to_numpy()) for k in known],
             [str(name) for name in frame.columns],

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from nobsp.network.inputs import Subset
+from nobsp.numerics import r_squared
 from nobsp.tabular.features import Domain
 from nobsp.tabular.folds import FOLDS, deal_folds
 from nobsp.tabular.lookup import TermTable
@@ -42,8 +43,6 @@ MOST_NUMBERS = 20_000_000
 FEWEST_ROWS = 4096
 # Rows of a regression with terms that run through the network row by row.
 DIRECT_ROWS = 2048
-# An output varies where its spread is more than this share of its size: less is rounding.
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -430,12 +429,7 @@ def complete_fit(
 
 def share_explained(residual: Tensor, outputs: Tensor) -> Tensor:
     """R² per output: the share of its variance that residuals do not leave; NaN where it varies by rounding only."""
-    if not len(outputs):
-        return torch.full((outputs.shape[1],), torch.nan, dtype=torch.float64)
-    total = outputs.var(0, correction=0)
-    varies = total > (outputs.abs().amax(0) * _ROUNDING).square()
-    unexplained = residual.square().mean(0) / torch.where(varies, total, 1.0)
-    return torch.where(varies, 1 - unexplained, torch.nan)
+    return torch.from_numpy(r_squared(residual.numpy(), outputs.numpy()))
 
 
 def hold_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tuple[Tensor, Sample]:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp._messages import join_names
 from nobsp.base import Finding, sort_findings
+from nobsp.messages import join_names
 from nobsp.network.inputs import SAMPLE_ROWS, Subset
 from nobsp.tabular.budget import Meter
 from nobsp.tabular.columns import ranks

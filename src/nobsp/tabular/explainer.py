@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from nobsp._messages import require_whole_number
 from nobsp.arguments import quote
 from nobsp.base import Explainer, Plots, sort_findings
 from nobsp.calibration import Engine, Run, choose_engine
 from nobsp.calibration.ray import RayRun
 from nobsp.deprecation import warn_renamed
+from nobsp.messages import require_whole_number
 from nobsp.models import adapt
 from nobsp.models.unseen import unseen_levels
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients

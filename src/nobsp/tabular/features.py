@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp._messages import is_missing
+from nobsp.frames import is_missing
 from nobsp.network.adapted import Adapted
 from nobsp.network.inputs import Summary
+from nobsp.numerics import evenly_spaced
 from nobsp.tabular.answers import Mask
 from nobsp.tabular.columns import Columns, input_values, level_labels
 from nobsp.tabular.lookup import (
@@ -283,8 +284,7 @@ class Domain:
         assert self.span is not None
         if len(self.seen) <= 1:
             return np.linspace(*self.span, _POINTS_OF_A_RANGE)
-        count = min(len(self.seen), _DECODED_POINTS)
-        positions = np.linspace(0, len(self.seen) - 1, count).astype(np.intp)
+        positions = evenly_spaced(len(self.seen), _DECODED_POINTS)
         return self.seen[np.unique(positions)]
 
 

@@ -29,6 +29,10 @@ from nobsp.tabular.setting import find_readout
 KIND = "tabular explainer"
 VERSION = 6
 
+# Features, and levels of each, that are tried to find the model's head: more would tell nothing new.
+_PROBED_FEATURES = 64
+_PROBED_LEVELS = 4
+
 # What a checkpoint of a calibration holds.
 CHECKPOINTED = (Accumulator, Features, Isolation, Plan, Summary, LevelCounts)
 
@@ -37,17 +41,24 @@ CHECKPOINTED = (Accumulator, Features, Isolation, Plan, Summary, LevelCounts)
 class Stored:
     """What a file holds."""
 
-    options: dict[str, Any]  # the options of the explainer
-    fingerprint: str  # of the model
-    probe: Tensor  # A few rows to find the model's head with
-    encoded: (
-        Tensor | None
-    )  # what the preprocessing made of some values of every feature; None without one
-    columns: Columns  # the caller's columns and features
-    summary: Summary  # what the calibration rows looked like
-    estimate: Estimate  # the functions
-    layout: dict[str, Any] | None  # how rows become a matrix, where they are none
-    outputs: Tensor  # what the model makes of the probe
+    # The options of the explainer.
+    options: dict[str, Any]
+    # Fingerprint of the model.
+    fingerprint: str
+    # A few rows to find the model's head with.
+    probe: Tensor
+    # What the preprocessing made of some values of every feature; None without one.
+    encoded: Tensor | None
+    # The caller's columns and features.
+    columns: Columns
+    # What the calibration rows looked like.
+    summary: Summary
+    # The functions.
+    estimate: Estimate
+    # How rows become a matrix, where they are none.
+    layout: dict[str, Any] | None
+    # What the model makes of the probe.
+    outputs: Tensor
 
 
 _STORED = (
@@ -110,26 +121,42 @@ def restore(stored: Stored, adapted: Adapted, *, head: str | nn.Module | None) -
     """A calibration brought together with its model again."""
     Options.of({"model": None, **stored.options})
     try:
-        if (adapted.encode is None) != (stored.encoded is None):
-            raise ValueError("one has a preprocessing, the other none")
-        if stored.encoded is not None and not _near(
-            _encoded(adapted, stored.columns), stored.encoded, 1e-9, 1e-12
-        ):
-            raise ValueError("its preprocessing encodes the same values differently")
+        _require_same_encoding(stored, adapted)
         readout = find_readout(adapted, stored.probe, head=head)
-        if readout.fingerprint() != stored.fingerprint:
-            raise ValueError("its weights differ")
-        if not _near(_outputs(readout, stored.probe), stored.outputs, 1e-3, 1e-4):
-            raise ValueError("its outputs differ")
+        _require_same_model(stored, readout)
     except (TypeError, ValueError) as failure:
-        found = (
-            f"model is not the one this explainer was calibrated on ({str(failure).rstrip('.')})"
-        )
-        raise ValueError(f"{found}; pass that model, or calibrate anew.") from failure
+        reason = str(failure).rstrip(".")
+        raise ValueError(
+            f"model is not the one this explainer was calibrated on ({reason}); pass that model, "
+            "or calibrate anew."
+        ) from failure
     return Fitted(adapted, readout, stored.columns, stored.summary, stored.estimate)
 
 
-def _near(now: Tensor, before: Tensor, rtol: float, atol: float) -> bool:
+def _require_same_encoding(stored: Stored, adapted: Adapted) -> None:
+    """An error where the preprocessing is another one."""
+    if (adapted.encode is None) != (stored.encoded is None):
+        raise ValueError("one has a preprocessing, the other none")
+    if stored.encoded is None:
+        return
+
+    encoded = _encoded(adapted, stored.columns)
+    if not _is_near(encoded, stored.encoded, rtol=1e-9, atol=1e-12):
+        raise ValueError("its preprocessing encodes the same values differently")
+
+
+def _require_same_model(stored: Stored, readout: Readout) -> None:
+    """An error where weights or outputs are others."""
+    if readout.fingerprint() != stored.fingerprint:
+        raise ValueError("its weights differ")
+
+    # Other kernels and processors round differently, in single precision.
+    outputs = _outputs(readout, stored.probe)
+    if not _is_near(outputs, stored.outputs, rtol=1e-3, atol=1e-4):
+        raise ValueError("its outputs differ")
+
+
+def _is_near(now: Tensor, before: Tensor, *, rtol: float, atol: float) -> bool:
     return now.shape == before.shape and torch.allclose(now, before, rtol=rtol, atol=atol)
 
 
@@ -139,27 +166,35 @@ def _encoded(adapted: Adapted, columns: Columns) -> Tensor:
     for feature, members in enumerate(columns.members):
         if not columns.features.columns[feature]:
             continue
-        if (column := columns.column(feature)) is not None:
+
+        column = columns.column(feature)
+        if column is not None:
             rows = np.array(column.levels or column.span, dtype=object)
         else:
-            rows = np.array([[columns.seen[member].typical for member in members]], dtype=object)
+            typical = [columns.seen[member].typical for member in members]
+            rows = np.array([typical], dtype=object)
         pieces.append(input_values(columns, adapted, feature, rows).flatten())
     return torch.cat(pieces)
 
 
 def _probe(fitted: Fitted) -> Tensor:
     """A few rows to find the head with: the baseline, and each feature at its extremes or levels."""
-    baseline, summary = fitted.estimate.baseline, fitted.summary
+    baseline = fitted.estimate.baseline
+    summary = fitted.summary
     rows = [baseline]
-    for feature, group in enumerate(fitted.columns.features.columns[:64]):
+    for feature, group in enumerate(fitted.columns.features.columns[:_PROBED_FEATURES]):
         columns = list(group)
-        levels = summary.levels[feature][0][:4] if feature in summary.levels else None
-        if levels is None:
-            levels = torch.stack([summary.minimum[columns], summary.maximum[columns]])
-        for values in levels:
+        if feature in summary.levels:
+            levels, _ = summary.levels[feature]
+            settings = levels[:_PROBED_LEVELS]
+        else:
+            settings = torch.stack([summary.minimum[columns], summary.maximum[columns]])
+
+        for values in settings:
             row = baseline.clone()
             row[columns] = values
             rows.append(row)
+
     probe = torch.stack(rows)
     return probe.to(torch.int64) if fitted.readout.integer else probe
 

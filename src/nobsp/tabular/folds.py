@@ -14,8 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp._messages import as_numpy, frame_of, is_missing, suggest
+from nobsp.frames import frame_of, is_missing
+from nobsp.messages import suggest
 from nobsp.network.inputs import Summary
+from nobsp.numerics import as_numpy
 
 Codes = NDArray[np.intp]
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._messages import is_missing
+from nobsp.frames import is_missing
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp.numerics import evenly_spaced
 from nobsp.tabular.folds import Codes, join_rows
 from nobsp.tabular.lookup import Chunk
 
@@ -66,8 +67,7 @@ class Sample:
 
     def some(self, most: int = SOME_ROWS) -> Sample:
         """At most so many of the rows, at even distances."""
-        count = min(most, len(self))
-        return self.take(np.linspace(0, len(self) - 1, count).astype(np.intp))
+        return self.take(evenly_spaced(len(self), most))
 
     @property
     def spread(self) -> Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp.base import Finding
+from nobsp.numerics import r_squared
 
 Array = NDArray[np.float64]
 MultiOutput = Literal["uniform_average", "raw"]
@@ -30,14 +31,7 @@ class ExplainedWorseWarning(UserWarning):
 
 def share_on_rows(predictions: Array, residual: Array) -> Array:
     """1 − Σ residual² / Σ (prediction − mean)² per output; NaN where an output does not vary beyond rounding."""
-    if not len(predictions):
-        return np.full(predictions.shape[1], np.nan)
-    total = np.square(predictions - predictions.mean(0)).mean(0)
-    # The mean of equal numbers is rounded, so their variance need not be zero.
-    rounding = 100 * np.finfo(float).eps * np.abs(predictions).max(0)
-    varies = np.ptp(predictions, axis=0) > rounding
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(varies, 1.0 - np.square(residual).mean(0) / total, np.nan)
+    return r_squared(residual, predictions)
 
 
 def average_share(shares: Array, multioutput: MultiOutput) -> float | Array:

@@ -8,19 +8,19 @@ from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nobsp._messages import number_outputs
 from nobsp.arguments import names_of
 from nobsp.calibration import Run
+from nobsp.messages import number_outputs
 from nobsp.models import adapt
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source, batches_of
 from nobsp.network.inference import checked_device
 from nobsp.network.inputs import Subset, Summary, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
+from nobsp.numerics import evenly_spaced
 from nobsp.tabular.budget import Costs, probe_rows
 from nobsp.tabular.columns import (
     Columns,
@@ -118,7 +118,7 @@ class Setting(Problem):
         rows = self.summary.sample
         groups = self.groups
         if most is not None and most < len(rows):
-            chosen = np.linspace(0, len(rows) - 1, most).astype(np.intp)
+            chosen = evenly_spaced(len(rows), most)
             rows = rows[torch.from_numpy(chosen)]
             groups = None if groups is None else groups[chosen]
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp._messages import count
 from nobsp.base import Finding
+from nobsp.messages import count
 from nobsp.tabular.correction import (
     Fit,
     HeldOut,

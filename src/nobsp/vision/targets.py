@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from nobsp.arguments import require_choice
+from nobsp.numerics import gauss_legendre
 
 Against = int | str | Literal["runner-up", "others", "mean"] | None
 Scale = Literal["logit", "probability"]
@@ -65,14 +66,12 @@ class Question:
             (change.abs().amax(1) if self.sigmoid else change.amax(1) - change.amin(1)).max()
         )
         count = min(_MOST_NODES, math.ceil(18 / math.asinh(2 * math.pi / max(reach, 1.0))))
-        found = torch.zeros_like(self.classes)
-        for node, share in zip(*np.polynomial.legendre.leggauss(count), strict=True):
-            found += (
-                share
-                / 2
-                * self.gradient(self.classes, (self.base + (node + 1) / 2 * change)[:, None])
-            )
-        return found
+        nodes, weights = gauss_legendre(count)
+        mean = torch.zeros_like(self.classes)
+        for node, weight in zip(nodes, weights, strict=True):
+            logits_on_the_way = self.base + node * change
+            mean += weight * self.gradient(self.classes, logits_on_the_way[:, None])
+        return mean
 
     def change(self, start: Tensor, stop: Tensor) -> Tensor:
         """How far what is accounted for goes from one set of logits (n, outputs) to another, shape (n, targets)."""
