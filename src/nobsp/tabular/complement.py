@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -139,13 +140,11 @@ def _calibrate(
     run: Run, rows: Rows, problem: Problem, known: Estimate | None, *, progress: bool
 ) -> tuple[Summary, Published, Strengths]:
     """Reads the rows, fixes the plan, adds up the moments, solves."""
-    network = problem.network
-    options = problem.options
-    model = run.share(network)
+    model = run.share(problem.network)
     groups = problem.columns.features.columns
     summary = Summary(groups)
     planned = known is not None
-    reads_ahead = read_ahead(run, rows, problem.columns, options.baseline, planned=planned)
+    reads_ahead = read_ahead(run, rows, problem.columns, problem.options.baseline, planned=planned)
     if reads_ahead:
         summary = run.accumulate(rows, summary, Summary.update, name="reading", progress=progress)
 
@@ -158,17 +157,33 @@ def _calibrate(
             seen = run.accumulate(rows.peek(), Summary(groups), Summary.update, name="first rows")
         plan, strengths = run.decide(lambda: _plan(problem.with_rows(seen)), name="plan")
 
-    stages = split_plan(plan, network.readout, memory=run.memory)
+    summary, published = _add_up(run, rows, problem, plan, summary, model=model, progress=progress)
+    return summary, published, strengths
+
+
+def _add_up(
+    run: Run,
+    rows: Rows,
+    problem: Problem,
+    plan: Plan,
+    summary: Summary,
+    *,
+    model: Any,
+    progress: bool,
+) -> tuple[Summary, Published]:
+    """Adds up the moments and solves, in as many stages as memory asks for; `model` is what the run shares."""
+    readout = problem.readout
+    stages = split_plan(plan, readout, memory=run.memory)
     if len(stages) > 1:
         require_passes(run, rows, len(stages))
 
-    ridge = options.ridge or DEFAULT_RIDGE
+    ridge = problem.options.ridge or DEFAULT_RIDGE
     room = room_for_moments(plan, run.memory)
     solutions = []
     parts: Parts = {}
     for stage in stages:
         parts = {}  # the sums of one stage at a time
-        moments = Accumulator.of(stage, network.readout, memory=room)
+        moments = Accumulator.of(stage, readout, memory=room)
         if summary.rows:
             moments = run.accumulate(
                 rows,
@@ -181,7 +196,7 @@ def _calibrate(
         else:  # rows that are read only once
             summary, moments = run.accumulate(
                 rows,
-                (Summary(groups), moments),
+                (Summary(problem.columns.features.columns), moments),
                 partial(add_rows_and_summarise, stage),
                 model=model,
                 name="calibrating",
@@ -192,8 +207,7 @@ def _calibrate(
         solutions.append(run.decide(partial(solve, stage, parts, ridge=ridge)))
 
     all_parts = parts if len(stages) == 1 else {}
-    published = Published(plan, all_parts, join_solutions(solutions), ridge)
-    return summary, published, strengths
+    return summary, Published(plan, all_parts, join_solutions(solutions), ridge)
 
 
 def _plan(setting: Setting) -> tuple[Plan, Strengths]:

@@ -268,16 +268,21 @@ class NObSP(Explainer):
         """The account of every row's prediction, without a warning."""
         fitted = self._fitted
         with running_on(fitted.readout, self.device) as represent:
-            found = list(
+            accounts = list(
                 fitted.explain(X, represent, batch_size=self.batch_size, progress=progress)
             )
+        values = [account.values for account in accounts if account.values is not None]
+        rows = X
+        if not hasattr(X, "shape"):  # read only once, perhaps
+            rows = torch.cat([account.inputs for account in accounts]).numpy()
+        explanation = fitted.functions._account(
+            rows,
+            torch.cat([account.outputs for account in accounts]).numpy(),
+            torch.cat(values).numpy(),
+            np.concatenate([account.outside for account in accounts]),
+        )
         return replace(
-            fitted.functions._account(
-                X if hasattr(X, "shape") else torch.cat([part.inputs for part in found]).numpy(),
-                torch.cat([part.outputs for part in found]).numpy(),
-                torch.cat([part.values for part in found if part.values is not None]).numpy(),
-                np.concatenate([part.outside for part in found]),
-            ),
+            explanation,
             terms=self.terms_,
             baseline_contributions=fitted.estimate.baseline_contributions.copy(),
         )
@@ -338,9 +343,12 @@ class NObSP(Explainer):
 
     def evidence_source(self) -> EvidenceSource:
         """What an index of neighbours asks of an explainer."""
-        fitted, functions = self._fitted, self._fitted.functions
-        tables = [
-            table.values.reshape(-1, len(functions.output_names)) for table in functions.tables
+        fitted = self._fitted
+        functions = fitted.functions
+        n_outputs = len(functions.output_names)
+        signatures = [
+            sign_coefficients(table.values.reshape(-1, n_outputs), functions.base_values)
+            for table in functions.tables
         ]
         classes = getattr(self.model, "classes_", None)
         return EvidenceSource(
@@ -348,9 +356,7 @@ class NObSP(Explainer):
             link=self.link_,
             about=f"table {fitted.estimate.terms}",
             hash_model=fitted.readout.fingerprint,
-            signature=torch.cat(
-                [sign_coefficients(values, functions.base_values) for values in tables]
-            ),
+            signature=torch.cat(signatures),
             read=self._read_evidence,
             head=(fitted.readout.head.weight, fitted.readout.head.bias),
             classes=None if classes is None else np.asarray(classes),
@@ -358,20 +364,27 @@ class NObSP(Explainer):
 
     def _read_evidence(self, X: Any, *, wanted: Wanted, progress: bool) -> Iterator[EvidenceBatch]:
         """Representation, logits, and every term's contribution to every output; the rows run once."""
-        fitted, size, values, seen = self._fitted, self.batch_size, wanted != "none", 0
+        fitted = self._fitted
+        n_read = 0
         with running_on(fitted.readout, self.device) as represent:
-            for part in fitted.explain(
-                X, represent, batch_size=size, progress=progress, values=values
+            for account in fitted.explain(
+                X,
+                represent,
+                batch_size=self.batch_size,
+                progress=progress,
+                values=wanted != "none",
             ):
-                whole = part.outputs.isfinite().all(1)
-                if not bool(whole.all()):
-                    row = seen + int((~whole).nonzero()[0])
+                answered = account.outputs.isfinite().all(1)
+                if not bool(answered.all()):
+                    row = n_read + int((~answered).nonzero()[0])
                     raise ValueError(
                         f"X has a missing or infinite value in row {row}; leave the row out."
                     )
-                seen += len(whole)
-                evidence = None if part.values is None else part.values.nan_to_num().transpose(1, 2)
-                yield EvidenceBatch(part.representation, part.outputs, evidence)
+                n_read += len(answered)
+                evidence = None
+                if account.values is not None:
+                    evidence = account.values.nan_to_num().transpose(1, 2)
+                yield EvidenceBatch(account.representation, account.outputs, evidence)
 
     @keeps_torch_modes
     def removal_effects(
@@ -439,30 +452,28 @@ class NObSP(Explainer):
             (2,)
         """
         fitted = self._fitted
-        named = tuple(term) if isinstance(term, tuple | list) else (term,)
-        asked = [fitted.columns.features.index(name) for name in named]
-        place = tuple(sorted(asked))
-        if place not in fitted.estimate.terms:
+        names = tuple(term) if isinstance(term, tuple | list) else (term,)
+        features = [fitted.columns.features.index(name) for name in names]
+        subset = tuple(sorted(features))
+        if subset not in fitted.estimate.terms:
             raise ValueError(
-                f"{term_name(named)} was not fitted; pass interactions=[{named!r}], or a term of terms_."
+                f"{term_name(names)} was not fitted; pass interactions=[{names!r}], or a term of terms_."
             )
-        if fitted.has_table(place):
-            return fitted.functions.function(named, output=output)
-        chosen = output_position(output, fitted.functions.output_names)
+        if fitted.has_table(subset):
+            return fitted.functions.function(names, output=output)
+        position = output_position(output, fitted.functions.output_names)
 
-        def evaluate(*given: torch.Tensor) -> NDArray[np.float64]:
-            ordered = [
-                one for _, one in sorted(zip(asked, given, strict=True), key=lambda pair: pair[0])
-            ]
+        def evaluate(*inputs: torch.Tensor) -> NDArray[np.float64]:
+            by_feature = dict(zip(features, inputs, strict=True))
+            ordered = [by_feature[feature] for feature in subset]
             with running_on(fitted.readout, self.device) as represent:
-                return fitted.term_values(represent, place, ordered, batch_size=self.batch_size)[
-                    :, chosen
-                ].numpy()
+                values = fitted.term_values(represent, subset, ordered, batch_size=self.batch_size)
+            return values[:, position].numpy()
 
         readers = [
-            partial(input_values, fitted.columns, fitted.adapted, position) for position in asked
+            partial(input_values, fitted.columns, fitted.adapted, feature) for feature in features
         ]
-        return function_of(named, readers, evaluate)
+        return function_of(names, readers, evaluate)
 
     def __getitem__(self, term: str | tuple[str, ...]) -> Callable[..., NDArray[np.float64]]:
         """The learned function of a feature or an interaction, for the first output: `explainer["age"]`."""
@@ -529,8 +540,10 @@ class NObSP(Explainer):
         return replace(state, findings=sort_findings(findings))
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
-        said = str(super().__repr__(N_CHAR_MAX))
-        return f"{said}  # {self._fit.functions.state.headline}" if hasattr(self, "_fit") else said
+        parameters = str(super().__repr__(N_CHAR_MAX))
+        if not hasattr(self, "_fit"):
+            return parameters
+        return f"{parameters}  # {self._fit.functions.state.headline}"
 
     def compile(self) -> Functions:
         """The functions as they are, to be used without the network and without torch.
