@@ -31,7 +31,6 @@ from nobsp.published import (
     split_plan,
 )
 from nobsp.published.sums import Parts
-from nobsp.tabular.columns import Rows, TableRows, read_ahead, require_passes
 from nobsp.tabular.correction import share_explained
 from nobsp.tabular.effort import FULL, PAIR_REACH
 from nobsp.tabular.estimate import Batch, Estimate, decide_estimate, make_functions
@@ -42,6 +41,7 @@ from nobsp.tabular.health import Health, TermHealth
 from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import Array, TermTable
 from nobsp.tabular.purification import transfer
+from nobsp.tabular.rows import Rows, TableRows, read_ahead, require_passes
 from nobsp.tabular.sample import Sample
 from nobsp.tabular.selection import screen_pairs
 from nobsp.tabular.setting import Problem, Setting

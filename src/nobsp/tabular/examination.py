@@ -13,7 +13,6 @@ from nobsp.base import Finding, sort_findings
 from nobsp.messages import join_names
 from nobsp.network.inputs import SAMPLE_ROWS, Subset
 from nobsp.tabular.budget import Meter
-from nobsp.tabular.columns import ranks
 from nobsp.tabular.dependence import Determined, find_determined
 from nobsp.tabular.estimate import terms_with
 from nobsp.tabular.health import Health, TermHealth
@@ -22,6 +21,7 @@ from nobsp.tabular.lookup import Array
 from nobsp.tabular.omissions import distances_from_average, name_far_curves, name_pairs_left_out
 from nobsp.tabular.sample import Sample
 from nobsp.tabular.setting import Setting
+from nobsp.tabular.suggestions import ranks
 from nobsp.tabular.terms import Terms
 from nobsp.tabular.validity import scatter_of_share
 

@@ -30,11 +30,7 @@ from nobsp.network.progress import with_progress
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.serialization import damage_in_words
 from nobsp.tabular import files
-from nobsp.tabular.columns import (
-    input_values,
-    read_rows,
-    suggest_features,
-)
+from nobsp.tabular.columns import input_values
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fitted import Fitted
@@ -44,6 +40,7 @@ from nobsp.tabular.indexing import output_position, term_name
 from nobsp.tabular.method import Method, method_of
 from nobsp.tabular.options import Options
 from nobsp.tabular.removal import removal_effects, stand_ins
+from nobsp.tabular.rows import read_rows
 from nobsp.tabular.scoring import (
     ExplainedWorseWarning,
     MultiOutput,
@@ -53,6 +50,7 @@ from nobsp.tabular.scoring import (
     share_on_rows,
 )
 from nobsp.tabular.setting import Setting, pose_problem, prepare_data
+from nobsp.tabular.suggestions import suggest_features
 
 # Calibrations of which it was said that rows are explained worse than the headline.
 _WARNED: WeakSet[Fitted] = WeakSet()

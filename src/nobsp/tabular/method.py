@@ -10,10 +10,10 @@ from torch import Tensor
 from nobsp.calibration import Run
 from nobsp.network.inputs import Subset, Summary
 from nobsp.tabular.calibration import calibrate_terms
-from nobsp.tabular.columns import Rows
 from nobsp.tabular.complement import AsPublished
 from nobsp.tabular.estimate import Batch, Estimate, decide_estimate
 from nobsp.tabular.grids import Represent
+from nobsp.tabular.rows import Rows
 from nobsp.tabular.setting import Problem, Setting
 
 

@@ -22,21 +22,14 @@ from nobsp.network.inputs import Subset, Summary, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
 from nobsp.numerics import evenly_spaced
 from nobsp.tabular.budget import Costs, probe_rows
-from nobsp.tabular.columns import (
-    Columns,
-    Rows,
-    categories_of,
-    count_in_memory,
-    find_columns,
-    input_baseline,
-    repeat_rows,
-)
+from nobsp.tabular.columns import Columns, categories_of, input_baseline
 from nobsp.tabular.effort import Effort, least_costs
 from nobsp.tabular.features import describe, own_columns
 from nobsp.tabular.folds import Codes, resolve_groups, sampled_positions
 from nobsp.tabular.grids import Represent
 from nobsp.tabular.lookup import Chunk
 from nobsp.tabular.options import Options
+from nobsp.tabular.rows import Rows, count_in_memory, find_columns, repeat_rows
 from nobsp.tabular.sample import Sample
 
 # Features of a row that an error message shows.
