@@ -161,3 +161,13 @@ def test_decoders_are_explained_where_their_tokens_enter(kind: str, side: str) -
     assert (np.abs(maps.account[is_word]) > 1e-9).mean() > 0.9
     assert np.abs(gap(maps)).max() < 1e-12
     assert maps.unexplained < 0.02
+
+
+def test_regions_of_time_are_only_blurred_where_time_is_last() -> None:
+    second = NObSPCam(made(Recurrent("LSTM"))).fit(sequences(20))
+    with pytest.raises(ValueError, match="time, channels"):
+        second.thorough(sequences(2, seed=1), regions=4)
+    last = NObSPCam(made(Recurrent("LSTM", transposed=True)))
+    last.fit(sequences(20, channels_first=True))
+    maps = last.thorough(sequences(2, channels_first=True, seed=1), regions=4)
+    assert maps.thorough.shape == (2, 4)

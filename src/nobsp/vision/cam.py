@@ -369,6 +369,11 @@ class NObSPCam(Explainer):
         targets, fitted = self._one_target(target), self._fitted
         if fitted.feature_map.text:
             raise ValueError("texts have no regions to blur away; use cam(texts).account.")
+        if fitted.feature_map.has_time_second:
+            raise ValueError(
+                "these sequences are (n, time, channels), and regions are blurred along the last axis; use "
+                "cam(sequences).account, or wrap the model so that it takes (n, channels, time)."
+            )
         require_whole_number("regions", regions)
         every = regions ** len(fitted.feature_map.shape)
         require_whole_number("most", every if most is None else most)

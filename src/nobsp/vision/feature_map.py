@@ -217,6 +217,16 @@ class FeatureMap:
         return PACKED if isinstance(self.module, OneTensorModel) else ""
 
     @property
+    def has_time_second(self) -> bool:
+        """Whether the input is a sequence (n, time, channels)."""
+        if self.text or len(self.image_shape) != 2:
+            return False
+        is_input = self.place.name == self.inside.rstrip(".") and self.place.side == "input"
+        if is_input or self.image_shape[0] == self.image_shape[1]:
+            return self.grid.layout == "tokens"
+        return self.shape == (self.image_shape[0],)
+
+    @property
     def link(self) -> str:
         """What follows the head."""
         return "identity" if self.readout is None else self.readout.link
