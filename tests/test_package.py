@@ -267,7 +267,7 @@ def test_the_readme_names_the_two_commands() -> None:
 
 def test_the_example_of_the_readme_runs_and_gives_its_table() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    [example] = fenced_blocks(text, "python")
+    example, _ = fenced_blocks(text, "python")
     program = f"{example}\nprint(ex.to_frame().to_csv())"
     finished = run_process([sys.executable, "-W", "error", "-c", program], cwd=ROOT)
     made = {
@@ -281,6 +281,24 @@ def test_the_example_of_the_readme_runs_and_gives_its_table() -> None:
         assert [float(cell.replace("−", "-")) for cell in cells.split(" | ")] == pytest.approx(
             made[row], abs=0.05
         )
+
+
+def test_the_image_example_of_the_readme_runs_and_adds_up() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, example = fenced_blocks(text, "python")
+    program = f"""import torch, nobsp
+torch.manual_seed(0)
+{example}
+account = maps.account.mean((1, 2)) + maps.class_token + maps.residual
+predicted = maps.logits.argmax(1)
+change = maps.logits.max(1) - maps.base_values[predicted]
+print(abs(account - change).max())
+"""
+
+    finished = run_process([sys.executable, "-W", "error", "-c", program], cwd=ROOT)
+
+    assert len(example.splitlines()) == 6
+    assert float(finished.stdout) < 1e-5
 
 
 def test_a_first_calibration_loads_neither_scikit_learn_nor_scipy_nor_pandas() -> None:
