@@ -31,3 +31,23 @@ def a_level() -> Outcome:
     return judge(
         NObSP(lambda X: X[:, 1] + np.sqrt(X[:, 0] + 2) / 5 + X[:, 2]), draw(1500), draw(4000)
     )
+
+
+@situation("Bank: poutcome is unknown where pdays is -1", findings=("determined",), wanted=True)
+def bank() -> Outcome:
+    from sklearn.compose import make_column_transformer
+    from sklearn.neural_network import MLPClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    from benchmarks.data.tables import read_bank_marketing
+
+    table = read_bank_marketing()
+    order = np.random.default_rng(0).permutation(len(table.features))
+    frame = table.features[["pdays", "poutcome", "age", "balance", "campaign"]].iloc[order]
+    labels = np.asarray(table.target)[order]
+    numbers = ["pdays", "age", "balance", "campaign"]
+    columns = make_column_transformer((StandardScaler(), numbers), (OneHotEncoder(), ["poutcome"]))
+    network = MLPClassifier(hidden_layer_sizes=(32,), max_iter=30, random_state=0)
+    model = make_pipeline(columns, network).fit(frame[:5000], labels[:5000])
+    return judge(NObSP(model), frame[5000:7000], frame[7000:11000])
