@@ -143,12 +143,13 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "x5": lambda x: 0.0 * x,
 }
 FORMULAS = {"x1": "|x₁|", "x2": "x₂³", "x3": "exp x₃", "x4": "sin 2x₄", "x5": "nothing"}
-# Rows that the network is trained on; then rows to calibrate on, which it has never seen: what it does on rows that it
-# knows by heart would be taken for what it does on all. The rest is fresh to both.
+# Samples, and those of them that the network is trained on; the others are explained.
+SAMPLES = 1000
 TRAINING = 800
-CALIBRATION = 800
-SAMPLES = TRAINING + CALIBRATION + 200
 NOISE = 0.01
+# Rows to calibrate on, which the network has never seen: what it does on rows that it knows by heart would be taken for
+# what it does on all. They need no targets.
+CALIBRATION = 800
 # Digits labelled wrong on purpose, and those shown.
 PLANTED, _SHOWN = 24, 60
 
@@ -166,6 +167,7 @@ def explain_functions(
     x = rng.uniform(-2.0, 2.0, size=(SAMPLES, len(FUNCTIONS)))
     true = np.column_stack([function(x[:, k]) for k, function in enumerate(FUNCTIONS.values())])
     y = true.sum(1) + NOISE * rng.normal(size=SAMPLES)
+    calibration = rng.uniform(-2.0, 2.0, size=(CALIBRATION, len(FUNCTIONS)))
     rows, targets = (
         torch.tensor(x, dtype=torch.float32),
         torch.tensor(y, dtype=torch.float32)[:, None],
@@ -175,14 +177,13 @@ def explain_functions(
     )
     loss = nn.functional.mse_loss
     train(network, rows[:TRAINING], targets[:TRAINING], loss, epochs=epochs, rate=3e-3, decay=1e-4)
-    seen = TRAINING + CALIBRATION
     explainer = NObSP(network, features=list(FUNCTIONS), output_names=["y"])
-    explainer.fit(rows[TRAINING:seen])
-    fresh = x[seen:]
-    truth = y[seen:]
+    explainer.fit(calibration)
+    fresh = x[TRAINING:]
+    truth = y[TRAINING:]
     explanation = explainer(fresh)
     outputs, single = explanation.predictions[:, 0], explanation.values[:, : len(FUNCTIONS), 0]
-    scores = function_reproduction(single, true[seen:], outputs=outputs)
+    scores = function_reproduction(single, true[TRAINING:], outputs=outputs)
     report(
         explanation,
         page,
