@@ -142,7 +142,7 @@ def tree_names() -> Names:
     import pandas as pd
 
     rng = np.random.default_rng(0)
-    X = pd.DataFrame({"age": rng.uniform(18, 80, 400), "income": rng.normal(size=400)})
+    X = pd.DataFrame({"age": rng.uniform(18, 80, 2400), "income": rng.normal(size=2400)})
     return {"NObSP": nobsp.NObSP, "X": X, "y": (X["age"] > 40) + X["income"]}
 
 

@@ -262,3 +262,22 @@ def test_bad_input_is_named() -> None:
         explainer.removal_effects(X[:, :2])
     with pytest.raises(ValueError, match="background has 2 columns"):
         explainer.removal_effects(X, background=X[:, :2])
+
+
+def test_values_without_an_answer_beside_the_other_features_are_left_out_of_the_mean() -> None:
+    generator = np.random.default_rng(0)
+    X = np.column_stack([generator.uniform(3.0, 5.0, 200), generator.uniform(0.0, 2.0, 200)])
+
+    def model(rows: np.ndarray) -> np.ndarray:
+        difference = rows[:, 0] - rows[:, 1]
+        return np.where(difference > 0, np.log(np.maximum(difference, 1e-9)), np.nan)
+
+    explainer = NObSP(model, interactions=0).fit(X)
+    row = np.array([[9.0, 4.5]])  # beside 4.5, some values of the first column have no answer
+
+    effects = explainer.removal_effects(row, values=200)[0, :, 0]
+
+    values = X[:, 0][X[:, 0] > 4.5]
+    expected = np.log(4.5) - np.log(values - 4.5).mean()
+    np.testing.assert_allclose(effects[0], expected, rtol=1e-9)
+    assert np.isfinite(effects).all()

@@ -392,7 +392,8 @@ class NObSP(Explainer):
 
         The prediction less its mean over the values the feature takes in the calibration rows, the other features as
         they are: the sum of all centred terms that the feature takes part in, of every order, whichever were fitted.
-        Each counts for all its features, so removal effects do not add up to the prediction.
+        Each counts for all its features, so removal effects do not add up to the prediction. Values for which the
+        model has no finite answer beside the row's others (a logarithm of a difference) are left out of the mean.
 
         Args:
             X: Rows, of any kind that `fit` takes.

@@ -85,16 +85,25 @@ def removal_effects(
     replacements: Sequence[StandIns],
     batch_size: int,
 ) -> Tensor:
-    """f(x) − mean_v f(v, x_others) for every feature, shape (rows, features, outputs), float64 on the CPU."""
+    """f(x) − mean_v f(v, x_others) for every feature, shape (rows, features, outputs), float64 on the CPU.
+
+    Values for which the model has no finite answer beside the row's others are left out of the mean.
+    """
     outputs = readout.logits(represent(rows)).cpu()
     effects = outputs[:, None].repeat(1, len(replacements), 1)
     for feature, replacement in enumerate(replacements):
         n_values = len(replacement.values)
+        sums = torch.zeros_like(outputs)
+        answered = torch.zeros(len(rows), 1, dtype=outputs.dtype)
         for numbers in torch.split(torch.arange(len(rows) * n_values), batch_size):
             row = numbers // n_values
             chosen = numbers % n_values
             inputs = rows[row.to(rows.device)]
             inputs[:, replacement.columns] = replacement.values[chosen].to(inputs)
             replaced = readout.logits(represent(inputs)).cpu()
-            effects[:, feature].index_add_(0, row, replaced * -replacement.shares[chosen][:, None])
+            is_answered = torch.isfinite(replaced).all(1)
+            shares = torch.where(is_answered, replacement.shares[chosen], 0.0)[:, None]
+            sums.index_add_(0, row, torch.where(is_answered[:, None], replaced, 0.0) * shares)
+            answered.index_add_(0, row, shares)
+        effects[:, feature] -= sums / answered
     return effects
