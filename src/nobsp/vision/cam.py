@@ -72,7 +72,7 @@ class NObSPCam(Explainer):
       calibration mean of the map to the map. `maps.residual` is the error of the integral, `maps.class_token` the share
       of tokens that have no place in the image.
     - A transformer that reads a class token is explained where its patches enter, by one gradient half-way: a picture
-      of where a class is, which does not add up. With `points=8` it does, at eight times the cost.
+      of where a class is, which does not add up. With `points=8` it does, at about sixteen times the cost.
     - Models of signals and texts that read one time step or token (recurrent networks, decoders) are explained where
       the time steps or tokens enter, if need be at the input itself.
 

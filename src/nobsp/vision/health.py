@@ -155,7 +155,7 @@ def _describe_picture(feature_map: FeatureMap, account: Account) -> Finding:
     message = (
         f"The model reads a class token, and maps are pictures of what enters at {feature_map.layer!r}: one gradient "
         f"half-way shows where a class is, but does not add up (it carries {carried:.0%} of the squares of the first "
-        "images' logits). Pass points=8 for numbers that add up, at eight times the cost."
+        "images' logits). Pass points=8 for numbers that add up, at about sixteen times the cost."
     )
     return Finding("note", "picture", "", message)
 
