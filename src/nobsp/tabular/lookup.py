@@ -15,7 +15,9 @@ Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 Level = str | bool | int | float | None  # None or NaN, the last one, for what is missing
 
-# Buckets of the table that finds a segment: more of them make searching faster until they leave the cache.
+# Buckets of the table that finds a segment, at first: enough for knots that are spaced about evenly.
+_FEWEST_BUCKETS = 64
+# Most of them: more of them make searching faster until they leave the cache.
 _MOST_BUCKETS = 1 << 14
 # With more knots than this in one bucket, halving is faster than stepping from knot to knot.
 _MOST_STEPS = 4
@@ -30,9 +32,8 @@ class Feature:
     # "number" for one column of numbers, "levels" for a category, "numbers" for what has no table (several columns of
     # numbers at once, or a category of very many levels), "unused" for what the model never sees
     kind: Literal["number", "levels", "numbers", "unused"] = "number"
-    ranges: tuple[
-        tuple[float, float], ...
-    ] = ()  # smallest and largest calibrated value per column of numbers
+    # smallest and largest calibrated value per column of numbers
+    ranges: tuple[tuple[float, float], ...] = ()
     labels: tuple[str, ...] = ()  # what the levels of a category are called
 
     @property
@@ -47,16 +48,15 @@ class NumberAxis:
 
     column: int  # position of the column in the caller's table
     knots: Array  # at least two, increasing
-    missing: bool = (
-        False  # whether a missing number (NaN) has a node of its own, after the last knot
-    )
+    # whether a missing number (NaN) has a node of its own, after the last knot
+    missing: bool = False
 
     def __len__(self) -> int:
         return len(self.knots) + self.missing
 
     def __post_init__(self) -> None:
         inner = self.knots[1:-1]
-        count = 64
+        count = _FEWEST_BUCKETS
         while True:
             self._scale = float(count / (self.knots[-1] - self.knots[0]))
             held = np.bincount(self._buckets(inner, count), minlength=count)
@@ -64,25 +64,30 @@ class NumberAxis:
             if self._steps <= 1 or count >= _MOST_BUCKETS:
                 break
             count *= 2
+
         # Buckets grow with x, so every knot of an earlier bucket lies below every number of this one.
         self._first: Places = (np.cumsum(held) - held).astype(np.intp)
-        self._next, self._per_width = np.append(inner, np.inf), 1.0 / np.diff(self.knots)
+        self._next = np.append(inner, np.inf)
+        self._per_width = 1.0 / np.diff(self.knots)
 
     def _buckets(self, x: Array, count: int) -> Places:
-        place: Array = x - self.knots[0]
-        place *= self._scale
-        np.fmax(place, 0.0, out=place)  # and NaN to the first, whatever comes of it is NaN
-        np.minimum(place, count - 1.0, out=place)
-        return place.astype(np.intp)
+        """The bucket of each number, of so many between the first and the last knot."""
+        buckets: Array = x - self.knots[0]
+        buckets *= self._scale
+        np.fmax(buckets, 0.0, out=buckets)  # and NaN to the first, whatever comes of it is NaN
+        np.minimum(buckets, count - 1.0, out=buckets)
+        return buckets.astype(np.intp)
 
     def segments(self, x: Array) -> Places:
         """For each number the segment it lies in: the last knot at or below it."""
         if self._steps > _MOST_STEPS:
             return np.searchsorted(self._next, x, side="right").astype(np.intp, copy=False)
-        found = self._first.take(self._buckets(x, len(self._first)), mode="clip")
+
+        buckets = self._buckets(x, len(self._first))
+        segments = self._first.take(buckets, mode="clip")
         for _ in range(self._steps):
-            found += x >= self._next.take(found, mode="clip")
-        return found
+            segments += x >= self._next.take(segments, mode="clip")
+        return segments
 
     def along(self, x: Array, segments: Places) -> Array:
         """How far each number is along its segment: 0 at its left knot, 1 at its right one."""
@@ -96,58 +101,78 @@ class LevelAxis:
     """A category: one column of names or numbers, or several columns of numbers, such as one-hot ones."""
 
     columns: tuple[int, ...]  # positions of its columns in the caller's table
-    levels: (
-        tuple[Level, ...] | Array
-    )  # the names of one column, or an array of numbers (levels, columns)
+    # the names of one column, or an array of numbers (levels, columns)
+    levels: tuple[Level, ...] | Array
 
     def __post_init__(self) -> None:
-        named = isinstance(self.levels, tuple)
-        self._names: dict[Any, int] = (
-            {name: i for i, name in enumerate(self.levels)} if named else {}
-        )
-        self._missing = next((i for name, i in self._names.items() if is_missing(name)), None)
-        self._trie = [] if isinstance(self.levels, tuple) else _trie(self.levels)
+        self._positions: dict[Any, int] = {}
+        self._trie: list[tuple[Array, Places]] = []
+        if isinstance(self.levels, tuple):
+            self._positions = {name: k for k, name in enumerate(self.levels)}
+        else:
+            self._trie = _trie(self.levels)
+        missing = [k for name, k in self._positions.items() if is_missing(name)]
+        self._missing = missing[0] if missing else None
 
     def __len__(self) -> int:
         return len(self.levels)
 
     def places(self, columns: Sequence[NDArray[Any]]) -> Places:
         """Position of each row's level; as many as there are levels for one that is not among them."""
-        if self._names:
-            unseen, values = len(self.levels), columns[0].tolist()
-            places = np.fromiter((self._names.get(v, unseen) for v in values), np.intp, len(values))
-            if self._missing is not None:  # NaN equals nothing, and None may stand for it
-                others = np.flatnonzero(places == unseen)
-                places[others[[is_missing(values[i]) for i in others]]] = self._missing
-            return places
-        found = np.zeros(len(columns[0]), np.intp)
-        for column, (known, step) in zip(columns, self._trie, strict=True):
+        if self._positions:
+            return self._places_of_names(columns[0])
+        return self._places_of_numbers(columns)
+
+    def _places_of_names(self, column: NDArray[Any]) -> Places:
+        """Position of each row's name."""
+        unseen = len(self.levels)
+        values = column.tolist()
+        positions = (self._positions.get(value, unseen) for value in values)
+        places = np.fromiter(positions, np.intp, len(values))
+
+        if self._missing is not None:  # NaN equals nothing, and None may stand for it
+            others = np.flatnonzero(places == unseen)
+            are_missing = [is_missing(values[row]) for row in others]
+            places[others[are_missing]] = self._missing
+        return places
+
+    def _places_of_numbers(self, columns: Sequence[NDArray[Any]]) -> Places:
+        """Position of each row's numbers, followed through the trie column by column."""
+        states = np.zeros(len(columns[0]), np.intp)
+        for column, (known, transitions) in zip(columns, self._trie, strict=True):
             numbers = column.astype(np.float64)
-            # Numbers that came as float32 are compared with levels rounded alike.
-            values = (
-                known.astype(np.float32).astype(np.float64) if column.dtype == np.float32 else known
-            )
-            nearest = np.minimum(np.searchsorted(values, numbers), len(values) - 1)
-            nearest[values[nearest] != numbers] = len(values)
-            found = step[found, nearest]
-        return found
+            if column.dtype == np.float32:
+                # Numbers that came as float32 are compared with levels rounded alike.
+                known = known.astype(np.float32).astype(np.float64)
+            nearest = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
+            nearest[known[nearest] != numbers] = len(known)
+            states = transitions[states, nearest]
+        return states
 
 
 def _trie(levels: Array) -> list[tuple[Array, Places]]:
     """Per column its distinct numbers, and where (state so far, number) leads; the last state is "unknown"."""
     states = np.zeros(len(levels), np.intp)
-    steps, before = [], 1
+    n_states = 1
+    trie = []
     for position in range(levels.shape[1]):
         values, number = np.unique(levels[:, position], return_inverse=True)
-        last = position == levels.shape[1] - 1
-        pairs, after = np.unique(np.column_stack([states, number]), axis=0, return_inverse=True)
-        after = np.arange(len(levels)) if last else after.ravel()
-        unknown = len(levels) if last else len(pairs)
-        step = np.full((before + 1, len(values) + 1), unknown, np.intp)
-        step[states, number] = after
-        steps.append((values, step))
-        states, before = after, unknown
-    return steps
+        is_last = position == levels.shape[1] - 1
+        if is_last:
+            after = np.arange(len(levels))
+            unknown = len(levels)
+        else:
+            paths = np.column_stack([states, number])
+            distinct_paths, owner = np.unique(paths, axis=0, return_inverse=True)
+            after = owner.ravel()
+            unknown = len(distinct_paths)
+
+        transitions = np.full((n_states + 1, len(values) + 1), unknown, np.intp)
+        transitions[states, number] = after
+        trie.append((values, transitions))
+        states = after
+        n_states = unknown
+    return trie
 
 
 Axis = NumberAxis | LevelAxis
@@ -163,59 +188,66 @@ class TermTable:
     """
 
     features: tuple[int, ...]  # positions of its features
-    axes: tuple[
-        Axis, ...
-    ]  # what the grid stands on; none for a feature that the network never sees
+    axes: tuple[Axis, ...]  # of the grid; none for a feature that the network never sees
     values: Array  # values at the grid's nodes, one dimension per axis, then outputs
 
     def __post_init__(self) -> None:
         self._slopes = np.zeros(0)
-        if (
-            len(self.axes) == 1
-            and isinstance(self.axes[0], NumberAxis)
-            and not self.axes[0].missing
-        ):
-            self._slopes = np.diff(self.values, axis=0) / np.diff(self.axes[0].knots)[:, None]
+        if len(self.axes) != 1:
+            return
+        axis = self.axes[0]
+        if isinstance(axis, NumberAxis) and not axis.missing:
+            self._slopes = np.diff(self.values, axis=0) / np.diff(axis.knots)[:, None]
 
     def __call__(self, rows: Chunk) -> Array:
         """Values of some rows, shape (rows, outputs)."""
         if len(self._slopes):
             return self._read_line(rows)
+
         node = np.zeros(rows.count, np.intp)
-        corners: list[
-            tuple[int, Array]
-        ] = []  # per axis of numbers how far the next node is, and how much it counts
+        # per axis of numbers how far the next node is, and how much it counts
+        corners: list[tuple[int, Array]] = []
         unseen: NDArray[np.bool_] | None = None
         outputs = self.values.shape[-1]
         stride = self.values.size // max(outputs, 1)
         for axis, size in zip(self.axes, self.values.shape, strict=False):
             stride //= size
-            if isinstance(axis, LevelAxis):
-                places, beyond = rows.places(axis)
-                if beyond:
-                    unknown = places == len(axis)
-                    unseen = unknown if unseen is None else unseen | unknown
-                    places = np.where(unknown, 0, places)
-                node += places * stride
+            if isinstance(axis, NumberAxis):
+                segments, along = self._segments(axis, rows)
+                corners.append((stride, along))
+                segments *= stride
+                node += segments
                 continue
-            x = rows.numbers(axis.column)
-            absent = np.isnan(x) if axis.missing else None
-            if len(self.axes) > 1:
-                x = np.clip(x, axis.knots[0], axis.knots[-1])
-            segments = axis.segments(x)
-            along = axis.along(x, segments)
-            if absent is not None and absent.any():
-                segments[absent], along[absent] = len(axis.knots), 0.0
-            corners.append((stride, along))
-            segments *= stride
-            node += segments
+
+            places, has_unseen = rows.places(axis)
+            if has_unseen:
+                unknown = places == len(axis)
+                unseen = unknown if unseen is None else unseen | unknown
+                places = np.where(unknown, 0, places)
+            node += places * stride
+
         flat = self.values.reshape(-1) if outputs == 1 else self.values.reshape(-1, outputs)
-        found = _between(flat, node, corners).reshape(rows.count, outputs)
+        values = _between(flat, node, corners).reshape(rows.count, outputs)
         if unseen is not None:
-            found[unseen] = 0.0
-        return found
+            values[unseen] = 0.0
+        return values
+
+    def _segments(self, axis: NumberAxis, rows: Chunk) -> tuple[Places, Array]:
+        """Segment of each row along an axis, and how far along it; a grid is held at its edges."""
+        x = rows.numbers(axis.column)
+        is_absent = np.isnan(x) if axis.missing else None
+        if len(self.axes) > 1:
+            x = np.clip(x, axis.knots[0], axis.knots[-1])
+
+        segments = axis.segments(x)
+        along = axis.along(x, segments)
+        if is_absent is not None and is_absent.any():
+            segments[is_absent] = len(axis.knots)
+            along[is_absent] = 0.0
+        return segments, along
 
     def _read_line(self, rows: Chunk) -> Array:
+        """A function of one number: value and slope at the knot before each row."""
         axis = self.axes[0]
         assert isinstance(axis, NumberAxis)
         x = rows.numbers(axis.column)
@@ -225,6 +257,7 @@ class TermTable:
             along *= self._slopes[:, 0].take(segment, mode="clip")
             along += self.values[:, 0].take(segment, mode="clip")
             return along[:, None]
+
         result = self._slopes.take(segment, axis=0, mode="clip")
         result *= along[:, None]
         result += self.values.take(segment, axis=0, mode="clip")
@@ -251,11 +284,14 @@ class Chunk:
         self, columns: Mapping[int, NDArray[Any]], rows: slice, names: Sequence[str] | None = None
     ) -> None:
         self.count = rows.stop - rows.start
-        self._columns, self._rows, self._names = columns, rows, names
+        self._columns = columns
+        self._rows = rows
+        self._names = names
         self._numbers: dict[int, Array] = {}
         self._places: dict[tuple[int, ...], tuple[Places, bool]] = {}
 
     def _numeric(self, position: int) -> NDArray[Any]:
+        """A column of numbers as it is, or an error that names it."""
         column = self._columns[position][self._rows]
         if column.dtype.kind in "fiub":
             return column
@@ -284,11 +320,14 @@ class Chunk:
     def places(self, axis: LevelAxis) -> tuple[Places, bool]:
         """Positions of a category's levels; the number of levels for one not among them, and whether there is any."""
         if axis.columns not in self._places:  # a category has the same levels in all of its terms
-            named = isinstance(axis.levels, tuple)
-            found = axis.places(
-                [self._columns[c][self._rows] if named else self._numeric(c) for c in axis.columns]
-            )
-            self._places[axis.columns] = found, bool((found == len(axis)).any())
+            are_names = isinstance(axis.levels, tuple)
+            if are_names:
+                columns = [self._columns[position][self._rows] for position in axis.columns]
+            else:
+                columns = [self._numeric(position) for position in axis.columns]
+            places = axis.places(columns)
+            has_unseen = bool((places == len(axis)).any())
+            self._places[axis.columns] = (places, has_unseen)
         return self._places[axis.columns]
 
 
@@ -297,10 +336,11 @@ def value_rows(values: Any, members: int, name: str) -> NDArray[Any]:
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
     # Objects otherwise, so that numbers beside names stay numbers.
-    given = np.asarray(values) if hasattr(values, "__array__") else np.array(values, dtype=object)
-    if given.ndim < 2:
-        given = given.reshape(-1, 1) if members == 1 else given.reshape(1, -1)
-    if given.ndim != 2 or given.shape[1] != members:
+    is_array = hasattr(values, "__array__")
+    rows = np.asarray(values) if is_array else np.array(values, dtype=object)
+    if rows.ndim < 2:
+        rows = rows.reshape(-1, 1) if members == 1 else rows.reshape(1, -1)
+    if rows.ndim != 2 or rows.shape[1] != members:
         expected = "one value per row" if members == 1 else f"rows of {members} values"
-        raise ValueError(f"values of {name!r} must be {expected}, found shape {given.shape}.")
-    return given
+        raise ValueError(f"values of {name!r} must be {expected}, found shape {rows.shape}.")
+    return rows
