@@ -15,7 +15,7 @@ from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
 from nobsp import NObSP
-from nobsp.tabular import fitting
+from nobsp.tabular import calibration
 from nobsp.tabular.correction import Regression, choose_strength, fit_correction, judge
 from nobsp.tabular.effort import FULL, MAIN_ROWS
 from nobsp.tabular.terms import Terms
@@ -36,13 +36,13 @@ def assert_adds_up(ex: Any) -> None:
 def captured(monkeypatch: pytest.MonkeyPatch, explainer: NObSP, X: np.ndarray) -> Terms:
     """Fits, and hands out the regression behind the functions."""
     found: list[Terms] = []
-    original = fitting.fit_terms
+    original = calibration.fit_terms
 
     def keeping(*given: Any, **options: Any) -> Terms:
         found.append(original(*given, **options))
         return found[0]
 
-    monkeypatch.setattr(fitting, "fit_terms", keeping)
+    monkeypatch.setattr(calibration, "fit_terms", keeping)
     explainer.fit(X)
     return found[0]
 
