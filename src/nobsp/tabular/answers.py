@@ -74,22 +74,22 @@ def last_answered(answered: Mask, held: Sequence[NDArray[np.intp]]) -> list[NDAr
     for axis, steps in enumerate(inward):
         _distrust_beyond(reliable, axis, steps)
 
-    place: list[NDArray[np.intp]] = list(np.indices(answered.shape, dtype=np.intp))
+    sources: list[NDArray[np.intp]] = list(np.indices(answered.shape, dtype=np.intp))
     while True:
-        lacking = ~reliable[tuple(place)]
-        if not lacking.any():
-            return place
+        is_lacking = ~reliable[tuple(sources)]
+        if not is_lacking.any():
+            return sources
+
         moved: list[NDArray[np.intp]] = [
-            np.where(lacking, steps[index], index)
-            for steps, index in zip(inward, place, strict=True)
+            np.where(is_lacking, steps[index], index)
+            for steps, index in zip(inward, sources, strict=True)
         ]
-        stuck = lacking & np.all(
-            [new == old for new, old in zip(moved, place, strict=True)], axis=0
-        )
-        if stuck.any():
-            node = tuple(int(index[stuck][0]) for index in place)
+        stayed = [new == old for new, old in zip(moved, sources, strict=True)]
+        is_stuck = is_lacking & np.all(stayed, axis=0)
+        if is_stuck.any():
+            node = tuple(int(index[is_stuck][0]) for index in sources)
             raise UnansweredError(node)
-        place = moved
+        sources = moved
 
 
 def _distrust_beyond(reliable: Mask, axis: int, inward: NDArray[np.intp]) -> None:

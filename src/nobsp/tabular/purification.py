@@ -56,12 +56,12 @@ def purify(table: Tensor, shares: Sequence[Tensor]) -> Tensor:
     return pure
 
 
-def average_over(grid: Tensor, places: Sequence[Tensor], *, kept: Sequence[int]) -> Tensor:
-    """A grid as a function of the sides `kept`, averaged over rows whose places on every side are known.
+def average_over(grid: Tensor, places: Sequence[Tensor], *, sides: Sequence[int]) -> Tensor:
+    """A grid as a function of some `sides`, averaged over rows whose places on every side are known.
 
     The other sides are averaged together, so that features that are correlated in the rows are so here.
     """
-    others = [side for side in range(len(places)) if side not in kept]
+    others = [side for side in range(len(places)) if side not in sides]
     joint = places[others[0]]
     for side in others[1:]:
         joint = joint.unsqueeze(-1) * places[side].reshape(

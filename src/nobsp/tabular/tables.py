@@ -33,10 +33,8 @@ from nobsp.tabular.purification import (
     transfer_grid,
 )
 
-# Most directions of a representation, by how many features a term has.
+# Most directions of a representation, by how many features a term has: all terms share the regression's columns.
 MOST_DIRECTIONS = {1: 24, 2: 32, 3: 16}
-
-
 # Directions of a representation whose variance is below this share of the strongest are left to the prior.
 _WEAKEST = 1e-6
 
@@ -134,12 +132,13 @@ class Tables:
         places = self.triple_lines.places(self.domains, self.pair_background)
         pairs = {grid.term: grid for grid in self.pairs}
         for triple in self.triples:
-            for kept in combinations(range(3), 2):
-                term = tuple(triple.term[side] for side in kept)
+            triple_places = [places[k] for k in triple.term]
+            for sides in combinations(range(3), 2):
+                term = tuple(triple.term[side] for side in sides)
                 if term not in pairs:
                     continue
-                margin = average_over(triple.pure, [places[k] for k in triple.term], kept=kept)
-                lines = [triple.points[side] for side in kept]
+                margin = average_over(triple.pure, triple_places, sides=sides)
+                lines = [triple.points[side] for side in sides]
                 moved = transfer_grid(lines, margin, pairs[term].points)
                 pairs[term] = pairs[term].less(moved)
         return tuple(pairs.values())
@@ -151,7 +150,7 @@ class Tables:
             for grid in grids:
                 for side, k in enumerate(grid.term):
                     here = [places[other] for other in grid.term]
-                    margin = average_over(grid.pure, here, kept=(side,))
+                    margin = average_over(grid.pure, here, sides=(side,))
                     means[k] = means[k] - transfer(grid.points[side], margin, self.mains[k].points)
         return means
 
@@ -180,9 +179,16 @@ def compress(mean: Tensor, share: Tensor, *, most: int) -> Tensor:
     less than it would, and not as little as if all were alike. `share` is that of the rows at every point.
     """
     weighted = mean * share.sqrt()[:, None]
-    tall = weighted.shape[0] >= weighted.shape[1]
-    values, vectors = torch.linalg.eigh(weighted.T @ weighted if tall else weighted @ weighted.T)
-    kept = (values > _WEAKEST * values[-1].clamp_min(1e-300)).nonzero().flatten().flip(0)[:most]
-    directions = vectors[:, kept] if tall else weighted.T @ vectors[:, kept] / values[kept].sqrt()
-    found: Tensor = directions / values[kept] ** 0.25
-    return found
+    # The smaller of the two products has the same eigenvalues.
+    is_tall = weighted.shape[0] >= weighted.shape[1]
+    product = weighted.T @ weighted if is_tall else weighted @ weighted.T
+    values, vectors = torch.linalg.eigh(product)
+
+    is_strong = values > _WEAKEST * values[-1].clamp_min(1e-300)
+    strongest = is_strong.nonzero().flatten().flip(0)[:most]
+    values = values[strongest]
+    directions = vectors[:, strongest]
+    if not is_tall:
+        directions = weighted.T @ directions / values.sqrt()
+    scaled: Tensor = directions / values**0.25
+    return scaled
