@@ -178,6 +178,20 @@ def trees_other_rows() -> Outcome:
     return judge(NObSP(trees), others[:1000], others[1000:])
 
 
+@situation("network of 300 features, calibrated on its training rows", findings=("fresh_rows",))
+def wide_network_training_rows() -> Outcome:
+    from sklearn.neural_network import MLPRegressor
+
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(1000, 300))
+    targets = _noisy_target(rows, generator)
+    network = MLPRegressor(
+        hidden_layer_sizes=(64, 64), alpha=0, max_iter=200, tol=0, random_state=0
+    )
+    network.fit(rows, targets)
+    return judge(NObSP(network), rows, generator.normal(size=(FRESH_ROWS, 300)))
+
+
 def _corner_model(rows: Array) -> Array:
     return np.asarray(rows[:, 0] + rows[:, 1] + 30 * rows[:, 2] * rows[:, 3] * rows[:, 4])
 
