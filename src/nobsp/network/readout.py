@@ -620,7 +620,7 @@ def _embedded_columns(
         columns = (shift == shift[:1]).all(dim=0).nonzero().flatten().tolist()
         if len(columns) == 1 and bool((looked_up != looked_up[0]).any()):
             found.add(columns[0])
-        # Constant columns, or two with the same codes, may go along by chance: one is changed, and looked up again.
+        # Constant columns, or two with the same codes, may agree by chance: one is changed, and looked up again.
         for column in set(columns) - found:
             # Moved to the next valid code, so that no lookup leaves the embedding.
             changed = probe.detach().clone()

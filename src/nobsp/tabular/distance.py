@@ -25,7 +25,7 @@ _MARGIN = 1.1
 # Fewest rows for every number, and fewest numbers: below, a covariance says nothing.
 _ROWS_EACH = 10
 _FEWEST_NUMBERS = 2
-# Added to the covariance, so that numbers that go along exactly do no harm.
+# Added to the covariance, so that numbers that are exactly correlated do no harm.
 _RIDGE = 1e-3
 
 
