@@ -48,7 +48,7 @@ def run(seed: int, case: int) -> Outcome:
     spoiled = {argument: bad.make(rng)}
     named = [argument]
     text = f"{target.name}({argument}={bad.name}"
-    must_refuse = bad.refused
+    must_refuse = bad.refused and bad.name not in target.takes
     if case >= len(plan) and rng.random() < 0.5:
         others = [other for other in target.arguments if other != argument]
         if others:
@@ -58,7 +58,7 @@ def run(seed: int, case: int) -> Outcome:
             spoiled[second] = worse.make(rng)
             named.append(second)
             text += f", {second}={worse.name}"
-            must_refuse = must_refuse or worse.refused
+            must_refuse = must_refuse or (worse.refused and worse.name not in target.takes)
     return _try(target, spoiled, named, f"{text})", must_refuse=must_refuse)
 
 

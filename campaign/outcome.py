@@ -78,7 +78,9 @@ def find_fault(
     if not raised_on_purpose(error):
         return "raised deep inside"
     message = str(error)
-    if not may_quote and ACCIDENTS.search(message):
+    # What a library said may stand in brackets behind our own words.
+    ours = re.sub(r"\(.*\)", "", message, flags=re.DOTALL)
+    if not may_quote and ACCIDENTS.search(ours):
         return "a text of the interpreter"
     if not any(re.search(rf"(?<!\w){re.escape(name)}", message) for name in names):
         return "does not name the argument"

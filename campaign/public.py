@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import nobsp
-from campaign.subjects import COLUMNS, ROWS, World, make_network
+from campaign.subjects import CLASSES, COLUMNS, IMAGES, ROWS, World, make_images, make_network
 
 Arguments = dict[str, Any]
 
@@ -27,9 +27,10 @@ class Target:
     call: Callable[[World, Path, Arguments], Any]
     # other names under which an error may speak of what is wrong
     also: tuple[str, ...] = ("model", "X")
-    may_be_nan: bool = (
-        False  # whether NaN is an answer: of a gap in what was asked, of a score not asked for
-    )
+    # whether NaN is an answer: of a gap in what was asked, of a score not asked for
+    may_be_nan: bool = False
+    # bad values that have a meaning here, though they have none elsewhere
+    takes: tuple[str, ...] = ()
 
 
 def _explain_with(world: World, *, model: Any = None, rows: Any = None, **options: Any) -> Any:
@@ -244,6 +245,19 @@ REPORT_OPTIONS = {
     "truth": "any",
 }
 
+# Tables that are read alone, and need not be those that a model knows.
+ANY_WIDTH = ("a column less", "a column more", "a frame with another column")
+# Columns that stay alone where columns are put together by their ranks.
+NO_NUMBERS = (
+    "texts",
+    "dates",
+    "durations",
+    "complex numbers",
+    "complex tensor",
+    "a frame with complex numbers",
+    "a frame with lists",
+)
+
 TARGETS: tuple[Target, ...] = (
     Target(
         "NObSP",
@@ -306,6 +320,7 @@ TARGETS: tuple[Target, ...] = (
         "NObSP.suggest_features",
         {"X": "rows", "correlation": "share"},
         lambda world, _, spoiled: nobsp.NObSP.suggest_features(**{"X": world.X, **spoiled}),
+        takes=(*ANY_WIDTH, *NO_NUMBERS),
     ),
     Target("Functions.save", {"path": "path"}, _save("compiled")),
     Target("Functions.load", {"path": "path"}, _load(lambda _: nobsp.Functions.load)),
@@ -383,8 +398,14 @@ TARGETS: tuple[Target, ...] = (
             "examples": "count",
         },
         lambda world, _, spoiled: nobsp.confusions(
-            **{"cam": world.cam, "images": world.images, **spoiled}
+            **{
+                "cam": world.cam,
+                "images": world.images,
+                "labels": np.arange(IMAGES) % len(CLASSES),
+                **spoiled,
+            }
         ),
+        also=("labels", "images", "model"),
     ),
     Target(
         "ContributionIndex",
@@ -457,6 +478,7 @@ TARGETS: tuple[Target, ...] = (
             "outliers": "share",
         },
         _audit,
+        also=("labels", "X", "model"),
     ),
     Target(
         "select", {"index": "object", "n": "count", "by": "choice", "labelled": "labels"}, _select
@@ -470,7 +492,8 @@ TARGETS: tuple[Target, ...] = (
     Target("report", {"subject": "object", "path": "path", **REPORT_OPTIONS}, _report),
     Target(
         "report of images",
-        {**REPORT_OPTIONS, "images": "images", "gallery": "images"},
+        # Neighbours alone show pictures of the gallery.
+        {**REPORT_OPTIONS, "images": "images"},
         _report_images,
     ),
     Target(
@@ -523,6 +546,7 @@ TARGETS: tuple[Target, ...] = (
             "seed": "count",
         },
         _metric("find_pairs", lambda w: {"X": w.X}),
+        takes=ANY_WIDTH,
     ),
     Target(
         "metrics.function_reproduction",
@@ -629,7 +653,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "plots.interaction_matrix",
         {"what": "object", "output": "name", "max_display": "count"},
-        _plot("interaction_matrix", lambda w: {"what": w.explainer}),
+        _plot("interaction_matrix", lambda w: {"what": w.explanation}),
     ),
     Target(
         "plots.cam_grid",
@@ -654,7 +678,11 @@ TARGETS: tuple[Target, ...] = (
         },
         _plot(
             "retrieval_panel",
-            lambda w: {"query": w.images, "hits_contributions": w.hits, "database": w.images},
+            lambda w: {
+                "query": make_images(images=ROWS),
+                "hits_contributions": w.hits,
+                "database": make_images(images=ROWS),
+            },
         ),
     ),
 )

@@ -102,3 +102,127 @@ def test_parts_of_a_report_are_checked(explainer, argument, value, tmp_path):
     with pytest.raises(TypeError, match=argument):
         nobsp.report(explainer(rows), tmp_path / "page.html", **{argument: value})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def cam_and_images():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+        )
+        images = torch.rand(6, 1, 8, 8)
+    return nobsp.NObSPCam(network).fit(images), images
+
+
+@pytest.fixture(scope="module")
+def index(explainer):
+    rows = np.random.default_rng(0).normal(size=(24, 3))
+    return nobsp.ContributionIndex(explainer).fit(rows, np.arange(24) % 2)
+
+
+def test_a_tensor_without_values_is_refused(explainer, cam_and_images):
+    cam, _ = cam_and_images
+    with pytest.raises(TypeError, match="X"):
+        explainer(torch.zeros(4, 3, device="meta"))
+    with pytest.raises(TypeError, match="images"):
+        cam(torch.zeros(4, 1, 8, 8, device="meta"))
+
+
+def test_a_model_without_weights_is_refused(cam_and_images):
+    _, images = cam_and_images
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    with pytest.raises(ValueError, match="model"):
+        nobsp.explain_images(network.to("meta"), images)
+
+
+@pytest.mark.parametrize("progress", [np.zeros(0), np.zeros((2, 2)), "yes", object()])
+def test_progress_is_true_or_false(explainer, progress):
+    with pytest.raises(TypeError, match="progress"):
+        explainer(np.zeros((4, 3)), progress=progress)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda images: np.ma.masked_less(images, 0.5),
+        lambda images: images.astype(object),
+    ],
+    ids=["masked", "objects"],
+)
+def test_images_that_hold_more_than_numbers_are_refused(cam_and_images, spoil):
+    cam, images = cam_and_images
+    with pytest.raises(TypeError, match="images"):
+        cam(spoil(images.numpy()))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_images_that_are_only_drawn_are_numbers_too(cam_and_images, value):
+    cam, images = cam_and_images
+    maps = cam(images)
+    spoiled = images.clone()
+    spoiled[2, 0, 1, 1] = value
+    with pytest.raises(ValueError, match="images"):
+        maps.overlay(spoiled)
+    with pytest.raises(ValueError, match="std"):
+        maps.overlay(images, std=value)
+
+
+@pytest.mark.parametrize("labels", [np.full(6, np.nan), np.arange(6) / 7])
+def test_labels_that_are_no_classes_are_called_labels(cam_and_images, labels):
+    cam, images = cam_and_images
+    with pytest.raises(TypeError, match="labels"):
+        nobsp.confusions(cam, images, labels)
+
+
+@pytest.mark.parametrize("target", ["nonsense", -1, 1j, [[1, [2]], [3]], {}])
+def test_a_target_that_is_no_class_is_called_target(index, target):
+    with pytest.raises((TypeError, ValueError), match=r"^target"):
+        index.influence(np.zeros((2, 3)), target=target)
+
+
+@pytest.mark.parametrize("threshold", [None, [0.1], object(), -1, 2, float("nan"), True])
+def test_a_threshold_of_duplicates_lies_between_0_and_2(index, threshold):
+    with pytest.raises(ValueError, match="threshold"):
+        index.duplicates(threshold)
+
+
+def test_rows_to_leave_out_are_one_array(index):
+    with pytest.raises(ValueError, match="exclude"):
+        index.query(np.zeros((2, 3)), 3, exclude=[[1, [2]], [3]])
+
+
+def test_classes_are_texts_or_numbers(explainer):
+    classes = np.array([None, "x"], dtype=object)
+    with pytest.raises(ValueError, match="classes"):
+        nobsp.ContributionIndex(explainer, classes=classes).fit(np.zeros((4, 3)), [0, 1, 0, 1])
+
+
+def test_features_to_draw_are_named_by_their_argument(explainer):
+    with pytest.raises(ValueError, match=r"^features"):
+        nobsp.plots.curves(explainer, features="nonsense")
+    with pytest.raises(ValueError, match=r"^pair"):
+        nobsp.plots.interaction(explainer, pair=("x0", "nonsense"))
+
+
+def test_a_term_is_a_name(explainer):
+    with pytest.raises(ValueError, match="feature"):
+        explainer.function(np.array([None, "x", 3], dtype=object))
+
+
+def test_a_function_that_takes_no_rows_is_refused():
+    with pytest.raises(TypeError, match="model"):
+        nobsp.NObSP(lambda: None).fit(np.zeros((8, 2)))
+
+
+def test_removal_does_not_answer_with_nan(explainer):
+    background = np.zeros((8, 3))
+    background[3, 1] = 1e300
+    with pytest.raises(ValueError, match="background"):
+        explainer.removal_effects(np.zeros((2, 3)), background=background)
+
+
+def test_a_masked_table_has_no_suggested_features():
+    rows = np.ma.masked_less(np.random.default_rng(0).normal(size=(20, 2)), 0.0)
+    with pytest.raises(TypeError, match="X"):
+        nobsp.NObSP.suggest_features(rows)

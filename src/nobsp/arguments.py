@@ -143,13 +143,10 @@ def numbers_of(values: Any, *, name: str, dtype: Any = np.float64) -> NDArray[An
         TypeError: If it holds something else, such as texts, dates, complex numbers or a mask.
         ValueError: If its rows have different lengths.
     """
-    refuse_masked(values, name=name)
+    refuse_unreadable(values, name=name)
     if isinstance(values, type) or callable(values):
         raise TypeError(f"{name} must be numbers, found {quote(values)}.")
-    try:
-        array = as_numpy(values)
-    except (TypeError, ValueError, RuntimeError, NotImplementedError) as failure:
-        raise ValueError(f"{name} is not an array of numbers: {failure}.") from failure
+    array = array_of(values, name=name)
     if array.dtype.kind in "cmMSUV":
         raise TypeError(f"{name} must be real numbers, found dtype {array.dtype}.")
     try:
@@ -158,11 +155,27 @@ def numbers_of(values: Any, *, name: str, dtype: Any = np.float64) -> NDArray[An
         raise TypeError(f"{name} must be real numbers, found {quote(values)}.") from failure
 
 
-def refuse_masked(values: object, *, name: str) -> None:
-    """Raises a TypeError for an array of numpy with a mask, which other libraries would ignore."""
+def array_of(values: Any, *, name: str) -> NDArray[Any]:
+    """An array of any kind from what numpy understands, or from a tensor on any device.
+
+    Raises:
+        TypeError: If it has a mask, or is a tensor without values.
+        ValueError: If its rows have different lengths.
+    """
+    refuse_unreadable(values, name=name)
+    try:
+        return as_numpy(values)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as failure:
+        raise ValueError(f"{name} cannot be read as an array: {failure}.") from failure
+
+
+def refuse_unreadable(values: object, *, name: str) -> None:
+    """Raises a TypeError for a masked array, whose mask others would ignore, and for a tensor without values."""
     if isinstance(values, np.ma.MaskedArray):
         hint = f"pass {name}.filled(np.nan) for missing values, or {name}.data for all of them"
         raise TypeError(f"{name} is a masked array; {hint}.")
+    if getattr(values, "is_meta", False):
+        raise TypeError(f'{name} is a tensor on the device "meta", which holds no values.')
 
 
 def refuse_overflow(values: NDArray[Any], *, name: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.spatial.distance import pdist
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, IntArray
-from nobsp.arguments import quote, require_number
+from nobsp.arguments import array_of, quote, require_number
 from nobsp.messages import require_whole_number
 from nobsp.metrics.arrays import Groups, as_array, is_constant, pearson, require_rows, undefined
 from nobsp.network.inputs import resolve_features
@@ -157,7 +157,7 @@ def find_pairs(
 
 def _labels_of(classes: ArrayLike | None, rows: int) -> AnyArray:
     """The class of each row; the same for all in regression."""
-    labels = np.zeros(rows) if classes is None else np.asarray(classes)
+    labels = np.zeros(rows) if classes is None else array_of(classes, name="classes")
     if labels.shape != (rows,):
         raise ValueError(
             f"classes has the shape {labels.shape}; pass one class for each of the {rows} rows."

@@ -17,11 +17,10 @@ from scipy import stats
 from torch import nn
 
 from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, IntArray
-from nobsp.arguments import numbers_of
+from nobsp.arguments import array_of, numbers_of
 from nobsp.messages import require_whole_number
 from nobsp.network.inference import device_and_dtype, evaluation_mode
 from nobsp.network.wrappers import unwrap
-from nobsp.numerics import as_numpy
 
 Array = NDArray[np.float64]
 Model = nn.Module | Callable[[Any], Any]
@@ -106,7 +105,7 @@ def targets_of(target: ArrayLike | None, outputs: FloatArray) -> IntArray:
     """One valid output per row; the largest of (rows, outputs) where there is no target."""
     rows = len(outputs)
     n_outputs = outputs.shape[-1]
-    targets = outputs.argmax(axis=1) if target is None else as_numpy(target)
+    targets = outputs.argmax(axis=1) if target is None else array_of(target, name="target")
 
     if targets.ndim > 1 or (targets.ndim == 1 and len(targets) != rows):
         raise ValueError(
@@ -161,7 +160,7 @@ def running(model: Model, *, batch_size: int) -> Iterator[Callable[[AnyArray], F
     Modules are left as they were.
     """
     require_whole_number("batch_size", batch_size)
-    if not callable(model):
+    if not callable(model) or isinstance(model, type):
         raise TypeError(
             f"model should be a torch module or a function, found {type(model).__name__}."
         )

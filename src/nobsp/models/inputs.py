@@ -81,9 +81,24 @@ def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None)
             return whole_pipeline(model, coded) if mixed else estimator
     if not callable(model):
         raise TypeError(_refusal(model))
+    _require_one_argument(model)
     if coded is None:
         return Adapted(Runs(model))
     return Adapted(Runs(lambda x: model(coded.back(x))), encode=coded, layout=coded.layout)
+
+
+def _require_one_argument(function: Any) -> None:
+    """An error for a function that cannot be called with rows alone."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # functions written in C may not say what they take
+        return
+    try:
+        signature.bind(None)
+    except TypeError as failure:
+        raise TypeError(
+            f"model is a function that cannot be called with the rows alone ({failure})."
+        ) from failure
 
 
 def _mixes(model: Any, adapted: Adapted, X: Any) -> bool:

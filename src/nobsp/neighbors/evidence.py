@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nobsp.arguments import quote
+from nobsp.arguments import array_of, quote
 from nobsp.messages import number_outputs
 from nobsp.network.evidence import (
     EvidenceBatch,
@@ -158,25 +158,26 @@ class Outcomes:
         """Logarithms of the classes' probabilities; they sum to one unless each class has a sigmoid of its own."""
         return torch.nn.functional.logsigmoid(logits) if self.sigmoid else logits.log_softmax(1)
 
-    def encode(self, labels: Any, count: int) -> Tensor:
+    def encode(self, labels: Any, count: int, *, argument: str = "labels") -> Tensor:
         """Labels as class numbers, or as values for a regression."""
-        given = label_array(labels, count, columns=self.count if self.several else 1)
+        columns = self.count if self.several else 1
+        given = label_array(labels, count, argument=argument, columns=columns)
         if self.several:
             return torch.from_numpy(given.astype(np.int64))
         if self.classes is None:
             if given.dtype.kind not in "fiub":
-                raise TypeError(f"labels of a regression must be numbers, found {given.dtype}.")
+                raise TypeError(f"{argument} of a regression must be numbers, found {given.dtype}.")
             return torch.from_numpy(given.astype(np.float64))
         how = "pass class numbers from 0, the names of the outputs, or classes=[...] with the label of every class."
         if (given.dtype.kind in "US") != (self.classes.dtype.kind in "US"):
             raise TypeError(
-                f"labels hold {_show(given)}, but the classes are {_show(self.classes)}; {how}"
+                f"{argument} hold {_show(given)}, but the classes are {_show(self.classes)}; {how}"
             )
         order = np.argsort(self.classes, kind="stable")
         codes = order[np.searchsorted(self.classes, given, sorter=order).clip(0, len(order) - 1)]
         wrong = self.classes[codes] != given
         if wrong.any():
-            found = f"labels holds {given[wrong][0].item()!r} (row {int(wrong.argmax())})"
+            found = f"{argument} holds {given[wrong][0].item()!r} (row {int(wrong.argmax())})"
             raise ValueError(f"{found}, which is none of the classes {_show(self.classes)}; {how}")
         return torch.from_numpy(codes.astype(np.int64))
 
@@ -237,10 +238,11 @@ def find_outcomes(
 def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) -> NDArray[Any]:
     count = max(2, source.outputs)
     if classes is not None:
-        given = np.asarray(classes)
-        if given.ndim != 1 or len(given) != count or len(np.unique(given)) != count:
+        given = array_of(classes, name="classes")
+        plain = given.dtype.kind in "fiubUS"  # objects of several kinds have no order
+        if not plain or given.shape != (count,) or len(np.unique(given)) != count:
             raise ValueError(
-                f"classes must be {count} different labels, one per class in order, found {classes!r}."
+                f"classes must be {count} different labels, one per class in order, found {quote(classes)}."
             )
         return given
     if source.classes is not None and len(source.classes) == count:

@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
-from nobsp.arguments import require_choice
+from nobsp.arguments import array_of, require_choice, require_number
 from nobsp.calibration.local import parse_bytes
 from nobsp.messages import require_whole_number
 from nobsp.neighbors.backends import Milvus, Usearch, indexed_spaces, load, make_backend, save
@@ -381,8 +381,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 though not each with each.
             X: Other rows, to be compared with those of the database; None for these among themselves.
         """
-        if isinstance(threshold, bool | str) or not 0 <= threshold < 2:
-            raise ValueError(f"threshold must lie between 0 and 2, found {threshold!r}.")
+        require_number("threshold", threshold, least=0, below=2)
         require_whole_number("k", k)
         fitted = self._fitted
         own = X is None
@@ -650,7 +649,7 @@ def _positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
                 f'exclude="self" says that query i is row i of the database, but {found}.'
             )
         return torch.arange(rows)[:, None]
-    given = np.asarray(exclude.cpu() if isinstance(exclude, Tensor) else exclude)
+    given = array_of(exclude, name="exclude")
     shaped = given.dtype.kind in "iu" and given.ndim in (1, 2) and len(given) == queries
     if not shaped or (given.size and (given.min() < -1 or given.max() >= rows)):
         about = (

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp.arguments import array_of
 from nobsp.neighbors.curvature import (
     HeadProblem,
     Loss,
@@ -181,13 +182,14 @@ def target_codes(outcomes: Outcomes, queries: Rows, target: Any) -> Tensor:
         return queries.predicted
     if outcomes.classes is None:
         raise ValueError("a regression has no classes; leave target out.")
-    targets = np.asarray(target)
+    targets = array_of(target, name="target")
     if targets.ndim and targets.shape != (len(queries),):
         raise ValueError(
             f"target has the shape {targets.shape}; pass one class, or one for each of {len(queries)} rows."
         )
     targets = np.broadcast_to(targets, len(queries))
-    return replace(outcomes, several=False).encode(targets, len(queries))
+    one_class = replace(outcomes, several=False)
+    return one_class.encode(targets, len(queries), argument="target")
 
 
 def labels_at(

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from nobsp._messages import as_numpy, join_names, matched, require_whole_number
-from nobsp.arguments import refuse_masked, refuse_overflow
+from nobsp.arguments import refuse_overflow, refuse_unreadable
 
 Encode = Callable[[Any], "np.ndarray[Any, Any]"]
 
@@ -196,7 +196,7 @@ class _Reader:
 
     def table_of(self, X: Any, argument: str, columns: Sequence[str] | None) -> _Table | None:
         """`X` as a table, or None if it is not one."""
-        refuse_masked(X, name=argument)
+        refuse_unreadable(X, name=argument)
         numeric = self.encode is None
         if isinstance(X, Tensor | np.ndarray):
             if X.ndim != 2:

@@ -40,7 +40,7 @@ class Features:
 
     def index(self, name: str, *, argument: str = "") -> int:
         """Position of a feature, or an error with the close matches that names the argument it came from."""
-        if name in self.names:
+        if isinstance(name, str) and name in self.names:
             return self.names.index(name)
         found = (
             f"{argument} names {name!r}, but there is no such feature"

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
+from nobsp.arguments import require_flag
+
 Batch = TypeVar("Batch", bound=Any)
 
 
@@ -31,6 +33,7 @@ def progress_bar(
     *, enabled: bool, description: str, unit: str, total: int | None = None, scaled: bool = False
 ) -> Iterator[Counter]:
     """Hands out a counter: a bar on stderr (or in the notebook) if enabled, else one that does nothing."""
+    require_flag("progress", enabled)
     if not enabled:
         yield _Silent()
         return
@@ -43,6 +46,7 @@ def with_progress(
     iterable: Iterable[Batch], *, total: int | None, enabled: bool, description: str
 ) -> Iterator[Batch]:
     """Pass batches through, counting their rows on a progress bar."""
+    require_flag("progress", enabled)
     if not enabled:
         yield from iterable
         return

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, FloatArray, TableLike
-from nobsp.arguments import quote
+from nobsp.arguments import array_of, quote
 from nobsp.frames import frame_of
 from nobsp.messages import join_names, suggest
-from nobsp.numerics import as_numpy
 from nobsp.plots.labels import shorten
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions
@@ -227,7 +226,15 @@ def feature_values(ex: Explanation) -> dict[str, AnyArray | None]:
     return values
 
 
-def columns_of(data: TableLike) -> dict[str, AnyArray]:
+def feature_position(feature: int | str, names: Sequence[str], *, argument: str) -> int:
+    """Position of a feature that an argument names; errors say which argument that was."""
+    try:
+        return output_position(feature, names, "feature")
+    except (TypeError, ValueError) as failure:
+        raise type(failure)(f"{argument}: {failure}") from None
+
+
+def columns_of(data: TableLike, *, argument: str = "data") -> dict[str, AnyArray]:
     """The columns of a frame by name, of an array or tensor as x0, x1, ....
 
     None of what is no table.
@@ -237,7 +244,9 @@ def columns_of(data: TableLike) -> dict[str, AnyArray]:
         return {str(name): np.asarray(frame[name].to_numpy()) for name in frame.columns}
     if getattr(data, "ndim", 0) != 2:
         return {}
-    return {f"x{position}": column for position, column in enumerate(as_numpy(data).T)}
+    return {
+        f"x{position}": column for position, column in enumerate(array_of(data, name=argument).T)
+    }
 
 
 def as_numbers(values: AnyArray | None) -> FloatArray | None:

@@ -253,7 +253,7 @@ def _chosen_features(
         raise ValueError("features is empty, so there are no curves to draw.")
 
     names = functions.feature_names
-    chosen = [output_position(feature, names, "feature") for feature in wanted]
+    chosen = [_lookup.feature_position(feature, names, argument="features") for feature in wanted]
     for feature in chosen:
         if feature not in curves:
             raise ValueError(f"feature {names[feature]!r} is no function of one column: no curve.")
@@ -271,7 +271,7 @@ def _known_functions(functions: Functions, truth: Mapping[str, Truth] | None) ->
     """Known functions by the position of their feature."""
     names = functions.feature_names
     return {
-        output_position(name, names, "feature"): function
+        _lookup.feature_position(name, names, argument="truth"): function
         for name, function in (truth or {}).items()
     }
 

@@ -177,7 +177,9 @@ def _pair_positions(functions: Functions, pair: Iterable[int | str]) -> list[int
     if len(names) != 2:
         raise ValueError(f"pair must be two features, found {pair!r}.")
 
-    positions = [output_position(name, functions.feature_names, "feature") for name in names]
+    positions = [
+        _lookup.feature_position(name, functions.feature_names, argument="pair") for name in names
+    ]
     term = tuple(functions.feature_names[position] for position in positions)
     fitted = [other for other in functions.terms if len(other) == 2]
     if set(term) not in map(set, fitted):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.arguments import quote
+from nobsp.arguments import array_of, quote
 from nobsp.frames import frame_of
 from nobsp.messages import percent, require_whole_number, suggest
 from nobsp.numerics import as_numpy
@@ -117,7 +117,7 @@ def retrieval_panel(
         first, *others = as_axes(ax, 1 + len(spaces) * count, "this retrieval")
     panels = np.array(others, dtype=object).reshape(len(spaces), count)
     bare(first)
-    first.imshow(picture_of(query[row] if getattr(query, "ndim", 0) == 4 else query, "query"))
+    first.imshow(picture_of(_queried(query, row), "query"))
     first.set_title(title, fontsize=NORMAL, fontweight="bold")
     for space, axes in zip(spaces, panels, strict=True):
         for one in axes:
@@ -187,6 +187,15 @@ def _query_title(hits: Any, row: int, label: Any, class_names: Sequence[str] | N
     return text
 
 
+def _queried(query: Any, row: int) -> Any:
+    """The image that was asked about, alone or among all of them."""
+    if getattr(query, "ndim", 0) != 4:
+        return query
+    if not -len(query) <= row < len(query):
+        raise ValueError(f"query has {len(query)} images, so that there is no row {row}.")
+    return query[row]
+
+
 def _from(database: Any, index: int) -> Any:
     if not hasattr(database, "__getitem__") or isinstance(database, type):
         raise TypeError(f"database must be the rows that were indexed, found {quote(database)}.")
@@ -250,7 +259,7 @@ def _table(
 
 def _columns(database: Any, features: Sequence[str] | None) -> dict[str, NDArray[Any]]:
     """The columns to show, by name."""
-    every = _lookup.columns_of(database)
+    every = _lookup.columns_of(database, argument="database")
     if frame_of(database) is None and features is not None:
         if len(features) != len(every):
             raise ValueError(
@@ -294,7 +303,8 @@ def picture_of(item: Any, argument: str) -> Array:
     """One image, shape (height, width, 3), from 0 to 1."""
     from nobsp.vision.maps import pictures_of
 
-    array = as_numpy(item[0] if isinstance(item, tuple | list) and len(item) else item)
+    picture = item[0] if isinstance(item, tuple | list) and len(item) else item
+    array = array_of(picture, name=argument)
     array = array[None] if array.ndim == 2 else array
     if array.ndim != 3 or array.size == 0:
         raise ValueError(
@@ -302,4 +312,4 @@ def picture_of(item: Any, argument: str) -> Array:
         )
     if array.shape[2] == 4 and array.shape[0] not in (1, 3):
         array = array[..., :3]  # without its transparency
-    return np.asarray(pictures_of(array[None], 1)[0])
+    return np.asarray(pictures_of(array[None], 1, argument=argument)[0])

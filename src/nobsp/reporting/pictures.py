@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import ArrayLike
-from nobsp.arguments import numbers_of, refuse_masked
+from nobsp.arguments import numbers_of, refuse_unreadable
 from nobsp.messages import count
 from nobsp.numerics import evenly_spaced
 from nobsp.reporting.audits import (
@@ -218,7 +218,7 @@ def _pictures(
     """
     from nobsp.vision.maps import pictures_of
 
-    refuse_masked(images, name=argument)
+    refuse_unreadable(images, name=argument)
     if not hasattr(images, "shape"):
         images = numbers_of(images, name=argument, dtype=None)
     shape = tuple(images.shape)
@@ -239,7 +239,8 @@ def _pictures(
         chosen = images[positions.tolist()]
     else:
         chosen = np.asarray(images)[positions]
-    return np.asarray(pictures_of(chosen, len(positions)), dtype=np.float32)
+    pictures = pictures_of(chosen, len(positions), argument=argument)
+    return np.asarray(pictures, dtype=np.float32)
 
 
 def image_url(picture: NDArray[np.float32], side: int | None = None) -> str:

@@ -149,9 +149,12 @@ def confusions(
             raise ValueError(
                 f"labels must hold one class per image, found the shape {tuple(given.shape)}."
             )
-        targets = cam._targets(given, None, "logit")
-        targets.require(len(batch))
-        truth = targets.choose(logits, 0)[:, 0]
+        try:
+            targets = cam._targets(given, None, "logit")
+            targets.require(len(batch))
+            truth = targets.choose(logits, 0)[:, 0]
+        except (TypeError, ValueError) as failure:
+            raise type(failure)(f"labels are no classes of the model: {failure}") from failure
         for row, pair in enumerate(zip(truth.tolist(), logits.argmax(1).tolist(), strict=True)):
             matrix[pair] += 1
             if pair[0] != pair[1]:

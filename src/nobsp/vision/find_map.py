@@ -124,9 +124,9 @@ def find_map(
     if isinstance(module, OneTensorModel):
         layer = PACKED + layer if isinstance(layer, str) else layer
         head = PACKED + head if isinstance(head, str) else head
+    device, dtype = device_and_dtype(module)  # which refuses a model without weights
     _refuse_non_finite_state(module)
     chosen = None if layer is None else find_part(module, layer, argument="layer")
-    device, dtype = device_and_dtype(module)
     x, readout = (
         probe.to(device, dtype if probe.is_floating_point() else probe.dtype, copy=True),
         None,

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp.arguments import refuse_unreadable
 from nobsp.calibration import Run
 from nobsp.calibration.local import is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
@@ -239,8 +241,9 @@ def _images_in(given: Mapping[str, Any], argument: str) -> Any:
 
 
 def _checked(batch: Any, argument: str) -> Tensor:
+    refuse_unreadable(batch, name=argument)
     if isinstance(batch, np.ndarray):
-        batch = torch.from_numpy(np.ascontiguousarray(batch))
+        batch = _tensor_of(batch, argument)
     if not isinstance(batch, Tensor):
         raise TypeError(
             f"{argument} is a {type(batch).__name__}; expected a tensor (n, channels, height, width)."
@@ -254,6 +257,16 @@ def _checked(batch: Any, argument: str) -> Tensor:
         hint = "convert to floating point and normalise the way the model was trained, e.g. images.float() / 255"
         raise TypeError(f"{argument} is of {str(batch.dtype).removeprefix('torch.')}; {hint}.")
     return batch.detach()
+
+
+def _tensor_of(array: NDArray[Any], argument: str) -> Tensor:
+    """An array as a tensor; an error in words for what torch has no numbers for."""
+    try:
+        return torch.from_numpy(np.ascontiguousarray(array))
+    except (TypeError, ValueError) as failure:
+        raise TypeError(
+            f"{argument} has dtype {array.dtype}; convert it first, e.g. with .astype(np.float32)."
+        ) from failure
 
 
 def _pieces(batch: Tensor, size: int, argument: str, seen: int) -> Iterator[Tensor]:

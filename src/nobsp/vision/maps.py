@@ -291,22 +291,26 @@ def colour_maps(maps: Array, *, kind: str) -> tuple[Array, Array]:
     return np.where(against[..., None], *colours), strength / np.where(largest > 0, largest, 1.0)
 
 
-def pictures_of(images: Any, count: int, *, mean: Any = None, std: Any = None) -> Array:
+def pictures_of(
+    images: Any, count: int, *, mean: Any = None, std: Any = None, argument: str = "images"
+) -> Array:
     """Images as (n, height, width, 3) from 0 to 1, their normalisation undone where it is given."""
-    array = numbers_of(images, name="images", dtype=None)
+    array = numbers_of(images, name=argument, dtype=None)
+    _require_finite(array, argument)
     if array.ndim != 4 or len(array) != count:
         raise ValueError(
-            f"images has shape {array.shape}; expected {count} images, (n, channels, height, width)."
+            f"{argument} has shape {array.shape}; expected {count} images, (n, channels, height, width)."
         )
     if array.shape[1] in (1, 3) or array.shape[3] not in (1, 3):
         array = np.moveaxis(array, 1, 3)
     if array.shape[3] not in (1, 3):
-        raise ValueError(f"images has {array.shape[3]} channels; expected one or three.")
+        raise ValueError(f"{argument} has {array.shape[3]} channels; expected one or three.")
     scaled = array.astype(np.float64) / (255.0 if array.dtype.kind in "iu" else 1.0)
     if mean is not None or std is not None:
         given = {"mean": 0.0 if mean is None else mean, "std": 1.0 if std is None else std}
         shift, factor = (numbers_of(given[name], name=name).ravel() for name in ("mean", "std"))
         for name, values in zip(given, (shift, factor), strict=True):
+            _require_finite(values, name)
             if len(values) not in (1, array.shape[3]):
                 raise ValueError(
                     f"{name} has {len(values)} values, but the images have {array.shape[3]} channels."
@@ -317,3 +321,11 @@ def pictures_of(images: Any, count: int, *, mean: Any = None, std: Any = None) -
     stretched = (scaled - low) / np.where(high > low, high - low, 1.0)
     result: Array = np.broadcast_to(np.where(outside, stretched, scaled), (*array.shape[:3], 3))
     return result
+
+
+def _require_finite(values: NDArray[Any], argument: str) -> None:
+    """An error where a number is NaN or infinite, which has no colour."""
+    if not np.isfinite(values).all():
+        raise ValueError(
+            f"{argument} has values that are not finite; leave them out or replace them."
+        )
