@@ -247,6 +247,10 @@ REPORT_OPTIONS = {
 
 # Tables that are read alone, and need not be those that a model knows.
 ANY_WIDTH = ("a column less", "a column more", "a frame with another column")
+# Where names of columns are not looked at.
+ANY_NAMES = ("a frame with equal names",)
+# One of several pictures is drawn, in colour where it has any.
+ONE_PICTURE = ("one NaN", "one infinity", "three channels")
 # Columns that stay alone where columns are put together by their ranks.
 NO_NUMBERS = (
     "texts",
@@ -509,6 +513,8 @@ TARGETS: tuple[Target, ...] = (
             **{"model": _exported(), "example": (torch.zeros(4, 3),), **spoiled}
         ),
         also=("model", "example", "path"),
+        # Whatever the program itself takes.
+        takes=("complex tensor",),
     ),
     Target(
         "Local",
@@ -546,7 +552,7 @@ TARGETS: tuple[Target, ...] = (
             "seed": "count",
         },
         _metric("find_pairs", lambda w: {"X": w.X}),
-        takes=ANY_WIDTH,
+        takes=(*ANY_WIDTH, *ANY_NAMES),
     ),
     Target(
         "metrics.function_reproduction",
@@ -579,6 +585,7 @@ TARGETS: tuple[Target, ...] = (
         _metric(
             "ablation_effects", lambda w: {"model": w.network, "X": w.X, "baseline": np.zeros(3)}
         ),
+        takes=ANY_NAMES,
     ),
     Target(
         "metrics.region_deletion_auc",
@@ -684,5 +691,6 @@ TARGETS: tuple[Target, ...] = (
                 "database": make_images(images=ROWS),
             },
         ),
+        takes=ONE_PICTURE,
     ),
 )

@@ -7,6 +7,7 @@ from torch import nn
 
 import nobsp
 from nobsp import arguments
+from nobsp.tabular.tables import compress
 
 
 @pytest.fixture(scope="module")
@@ -226,3 +227,39 @@ def test_a_masked_table_has_no_suggested_features():
     rows = np.ma.masked_less(np.random.default_rng(0).normal(size=(20, 2)), 0.0)
     with pytest.raises(TypeError, match="X"):
         nobsp.NObSP.suggest_features(rows)
+
+
+def test_rows_that_repeat_a_few_are_enough_to_look_for_pairs():
+    network = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
+    rows = np.tile(np.random.default_rng(0).normal(size=(4, 3)), (4, 1))
+    explanation = nobsp.NObSP(network, background=4).fit(rows)(rows)
+    assert np.isfinite(explanation.values).all()
+
+
+def test_rows_of_the_smallest_numbers_are_explained():
+    network = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)).double()
+    rows = np.random.default_rng(0).normal(size=(24, 3)) * 1e-310
+    explanation = nobsp.NObSP(network, background=4).fit(rows)(rows)
+    assert np.isfinite(explanation.values).all()
+
+
+def test_tables_of_the_smallest_numbers_have_no_directions():
+    generator = torch.Generator().manual_seed(0)
+    table = 1e-155 * torch.randn(24, 6, generator=generator, dtype=torch.float64)
+    share = torch.full((24,), 1 / 24, dtype=torch.float64)
+    assert compress(table, share, most=4).shape == (6, 0)
+
+
+@pytest.mark.parametrize("checkpoint", [3.7, b"file", "", "/", ["file"], object()])
+def test_a_checkpoint_is_the_name_of_a_file(checkpoint):
+    network = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
+    explainer = nobsp.NObSP(network, interactions=0, background=4)
+    with pytest.raises((TypeError, ValueError), match="checkpoint"):
+        explainer.fit(np.zeros((8, 3)), engine=nobsp.Local(checkpoint))
+
+
+@pytest.mark.parametrize("against", [np.zeros(0), np.zeros((2, 2)), 10**400])
+def test_a_rival_is_one_class(cam_and_images, against):
+    cam, images = cam_and_images
+    with pytest.raises((TypeError, ValueError), match="against"):
+        cam(images, against=against)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from nobsp.cli import main, options
 from nobsp.cli.options import Console
 
 NOBSP = [sys.executable, "-m", "nobsp"]
@@ -170,3 +171,17 @@ def test_progress_bars_are_for_terminals(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     assert Console(quiet=quiet).progress is drawn
+
+
+def test_the_demo_without_the_report_advises_no_option_that_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(options, "find_spec", lambda _: None)
+
+    code = main(["demo", "--out", str(tmp_path / "demo")])
+
+    words = capsys.readouterr().err
+    assert code != 0
+    assert "nobsp[report]" in words
+    assert "--no-report" not in words
+    assert not (tmp_path / "demo").exists()

@@ -9,10 +9,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
-from nobsp.arguments import require_number
+from nobsp.arguments import path_of, quote, require_number
 from nobsp.calibration.checkpoint import Checkpoint, Tracker
 from nobsp.network.progress import with_progress
 
@@ -91,7 +90,11 @@ class Local:
         """The checkpoint, beside others of the same calibration where it has a suffix."""
         if self.checkpoint is None:
             return None
-        path = Path(self.checkpoint)
+        path = path_of(self.checkpoint, name="checkpoint")
+        if not path.name:
+            raise ValueError(
+                f"checkpoint must be the name of a file, found {quote(self.checkpoint)}."
+            )
         return Checkpoint(path.with_name(path.name + suffix), self.every, classes)
 
 

@@ -176,9 +176,9 @@ def demo(
     Trains small networks on known functions, breast cancer cells and handwritten digits, explains and audits them, and
     writes a page for each. Takes about a minute.
     """
+    require_report()
     from nobsp import demo as room
 
-    require_report()
     started = time.monotonic()
     with write_folder(out, room.PAGES, force=force) as folder:
         lines, numbers = room.run(folder, say=console.step)

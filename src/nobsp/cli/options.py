@@ -214,15 +214,18 @@ class OutputOptions:
     def write(self, names: Sequence[str]) -> AbstractContextManager[Path]:
         """An empty folder, as `write_folder` gives it, after checks that cost nothing."""
         if self.report:
-            require_report()
+            require_report(instead="; or pass --no-report")
         return write_folder(self.out, list(self.paths(names)), force=self.force)
 
 
-def require_report() -> None:
-    """Raises an ImportError before the work where the report's libraries are missing."""
+def require_report(*, instead: str = "") -> None:
+    """Raises an ImportError before the work where the report's libraries are missing.
+
+    `instead` says what else can be done, for commands that can do without a report.
+    """
     if find_spec("jinja2") is None or find_spec("plotly") is None:
         raise ImportError(
-            "the report needs jinja2 and plotly: pip install 'nobsp[report]'; or pass --no-report."
+            f"the report needs jinja2 and plotly: pip install 'nobsp[report]'{instead}."
         )
 
 

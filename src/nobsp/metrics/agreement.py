@@ -162,6 +162,9 @@ def _labels_of(classes: ArrayLike | None, rows: int) -> AnyArray:
         raise ValueError(
             f"classes has the shape {labels.shape}; pass one class for each of the {rows} rows."
         )
+    if labels.dtype.kind == "O":
+        # Texts beside numbers have no order, and classes need none but their own.
+        _, labels = np.unique(labels.astype(str), return_inverse=True)
     return labels
 
 

@@ -10,6 +10,7 @@ from scipy.integrate import trapezoid
 from scipy.special import softmax
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, IntArray
+from nobsp.arguments import require_choice
 from nobsp.messages import require_whole_number
 from nobsp.metrics.arrays import Model, as_array, as_images, at_target, running, targets_of
 
@@ -98,8 +99,7 @@ def region_deletion_auc(
     """
     pixels = as_images(images)
     heat = _checked_maps(maps, pixels)
-    if outputs not in ("logits", "probabilities"):
-        raise ValueError(f"outputs should be 'logits' or 'probabilities', found {outputs!r}.")
+    require_choice("outputs", outputs, ("logits", "probabilities"))
     require_whole_number("steps", steps)
     side = _patch_for(pixels.shape, patch)
     blank = _baseline_images(baseline, pixels)

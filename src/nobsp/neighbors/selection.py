@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp.arguments import require_choice, require_parts
+from nobsp.arguments import array_of, require_choice, require_parts
 from nobsp.messages import require_whole_number
 from nobsp.neighbors.search import Fitted, spaced
 
@@ -163,7 +163,7 @@ def select(
 
 def _labelled_positions(labelled: Any, n_rows: int) -> Tensor:
     """Positions of rows that are labelled already, each once."""
-    positions = np.asarray([] if labelled is None else labelled)
+    positions = array_of([] if labelled is None else labelled, name="labelled")
     if positions.size and positions.dtype.kind not in "iu":
         raise TypeError(
             f"labelled must hold positions, found {positions.dtype}; of a mask, pass np.flatnonzero(mask)."

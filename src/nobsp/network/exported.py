@@ -36,6 +36,8 @@ _PICKLE_STARTS = (b"\x80", b"\x78", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x04
 
 def kind_of(path: str | os.PathLike[str]) -> str:
     """What a file holds, told from its content: "exported", "script", "skops", "pickle", "safetensors", "unknown"."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"model {str(path)!r} is not a file.")
     with open(path, "rb") as file:
         start = file.read(64)
     if zipfile.is_zipfile(path):

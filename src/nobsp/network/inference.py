@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nobsp._messages import suggest
+from nobsp.arguments import quote
 from nobsp.network.visit import Side, Visit
 from nobsp.network.wrappers import unwrap
 
@@ -47,8 +48,10 @@ def checked_device(device: torch.device | str | int | None, home: torch.device) 
         return home
     try:
         away = torch.device(device)
-    except (RuntimeError, TypeError) as failure:
-        raise ValueError(f"device={device!r} is not the name of a device ({failure}).") from failure
+    except (RuntimeError, TypeError, ValueError) as failure:
+        raise ValueError(
+            f"device={quote(device)} is not the name of a device ({failure})."
+        ) from failure
 
     if away.type == "meta":
         raise ValueError('device="meta" holds no numbers; name a device that can compute.')

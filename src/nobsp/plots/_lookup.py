@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, FloatArray, TableLike
-from nobsp.arguments import array_of, quote
+from nobsp.arguments import array_of, quote, refuse_unreadable
 from nobsp.frames import frame_of
 from nobsp.messages import join_names, suggest
 from nobsp.plots.labels import shorten
@@ -184,7 +184,8 @@ def row_places(functions: Functions, rows: TableLike | None) -> dict[int, FloatA
     That is a number, or the position of its level; NaN where neither is known.
     """
     table = rows.data if isinstance(rows, Explanation) else rows
-    if table is not None and not hasattr(table, "__len__"):
+    refuse_unreadable(table, name="data")
+    if table is not None and (isinstance(table, type) or not hasattr(table, "__len__")):
         raise TypeError(f"data must be rows of a table, found {quote(table)}.")
     if table is None or len(table) == 0:
         return {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.arguments import names_of, require_choice, require_number
+from nobsp.arguments import array_of, names_of, require_choice, require_number
 from nobsp.messages import percent, require_whole_number
 from nobsp.numerics import as_numpy
 from nobsp.plots import _axes
@@ -195,7 +195,7 @@ def _names_of(labels: Any, maps: ActivationMaps) -> list[str]:
     """True classes by name."""
     if labels is None:
         return []
-    given = as_numpy(labels).ravel()
+    given = array_of(labels, name="labels").ravel()
     if len(given) != len(maps):
         raise ValueError(
             f"labels has {len(given)} entries but there are {len(maps)} images; pass one each."

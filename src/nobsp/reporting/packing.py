@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, ArrayLike
+from nobsp.arguments import array_of
 from nobsp.messages import count
-from nobsp.numerics import as_numpy
 
 # Numbers as a page reads them: their kind, and their bytes in base64.
 Packed: TypeAlias = dict[str, str]
@@ -107,7 +107,7 @@ def read_labels(
     if labels is None:
         return Labels(None, ())
 
-    values = as_numpy(labels)
+    values = array_of(labels, name="labels")
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.shape != (rows,):

@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, TableLike
+from nobsp.arguments import array_of
 from nobsp.base import Finding, sort_findings
 from nobsp.frames import frame_of
 from nobsp.messages import count, suggest
-from nobsp.numerics import as_numpy, evenly_spaced
+from nobsp.numerics import evenly_spaced
 from nobsp.reporting import packing
 from nobsp.reporting.audits import (
     HitsLike,
@@ -218,7 +219,7 @@ def _other_class(labels: ArrayLike | None, positive: str) -> str | None:
     """What labels call the class that is not the positive one; None where they do not tell."""
     if labels is None:
         return None
-    values = as_numpy(labels).ravel()
+    values = array_of(labels, name="labels").ravel()
     if values.dtype.kind in "biuf":
         return None
     others = {str(value) for value in values.tolist()} - {positive}

@@ -354,7 +354,10 @@ class _Candidates:
         if not on_trial or n_rows < 2 * FOLDS:
             return len(on_trial)
 
-        folds = range(FOLDS if n_rows <= ALL_FOLDS else TRIAL_FOLDS)
+        n_folds = len(
+            self.regression.products
+        )  # fewer than usual where most rows are copies of others
+        folds = range(n_folds if n_rows <= ALL_FOLDS else min(n_folds, TRIAL_FOLDS))
         variance = self.sample.spread.square()
         strengths = trial.strengths or self.alphas[::2]
         costs: dict[int, float] = {}
@@ -362,7 +365,7 @@ class _Candidates:
             regression = self.regression_of([*certain, *on_trial[:count]])
             held_out = judge(regression, strengths, folds=folds)
             least = held_out.errors.sum(0).amin(0) / (variance * n_rows)
-            unexplained = float(least.mean()) * FOLDS / len(folds)
+            unexplained = float(least.mean()) * n_folds / len(folds)
             costs[count] = trial.cost(unexplained, count)
             nothing_pays = min(costs, key=costs.__getitem__) == 0
             gives_up = trial.patience is not None and len(costs) > trial.patience

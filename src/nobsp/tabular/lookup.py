@@ -42,6 +42,10 @@ class Feature:
         return self.ranges[0] if self.kind == "number" and self.ranges else None
 
 
+# Knots nearer than the inverse of this would make slopes infinite, and 0 · ∞ is no number.
+_STEEPEST = 1e300
+
+
 @dataclass(eq=False)
 class NumberAxis:
     """One column of numbers, cut at knots; linear in between, and on beyond the first and the last knot."""
@@ -58,7 +62,8 @@ class NumberAxis:
         inner = self.knots[1:-1]
         count = _FEWEST_BUCKETS
         while True:
-            self._scale = float(count / (self.knots[-1] - self.knots[0]))
+            with np.errstate(over="ignore"):
+                self._scale = min(float(count / (self.knots[-1] - self.knots[0])), _STEEPEST)
             held = np.bincount(self._buckets(inner, count), minlength=count)
             self._steps = int(held.max())
             if self._steps <= 1 or count >= _MOST_BUCKETS:
@@ -68,7 +73,8 @@ class NumberAxis:
         # Buckets grow with x, so every knot of an earlier bucket lies below every number of this one.
         self._first: Places = (np.cumsum(held) - held).astype(np.intp)
         self._next = np.append(inner, np.inf)
-        self._per_width = 1.0 / np.diff(self.knots)
+        with np.errstate(over="ignore"):
+            self._per_width = np.minimum(1.0 / np.diff(self.knots), _STEEPEST)
 
     def _buckets(self, x: Array, count: int) -> Places:
         """The bucket of each number, of so many between the first and the last knot."""

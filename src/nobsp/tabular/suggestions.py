@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import narwhals as nw
 import numpy as np
 
 from nobsp._typing import AnyArray, FloatArray, TableLike
-from nobsp.arguments import require_number
+from nobsp.arguments import refuse_unreadable, require_number
 from nobsp.frames import frame_of, take_rows
 from nobsp.numerics import as_numpy, evenly_spaced
 
@@ -49,12 +50,17 @@ def suggest_features(X: TableLike, *, correlation: float = 0.9) -> dict[str, lis
         {'x0 + x3': [0, 3], 'x1': [1], 'x2': [2]}
     """
     require_number("correlation", correlation, above=0, most=1)
+    refuse_unreadable(X, name="X")
     if len(getattr(X, "shape", ())) != 2 or not X.shape[0]:
         raise TypeError(
             f"X must be an array, a tensor or a frame with rows, found {getattr(X, 'shape', type(X))}."
         )
 
-    keys, columns = _read_columns(take_rows(X, evenly_spaced(X.shape[0], _LOOKED_AT)))
+    try:
+        looked_at = take_rows(X, evenly_spaced(X.shape[0], _LOOKED_AT))
+        keys, columns = _read_columns(looked_at)
+    except nw.exceptions.DuplicateError as duplicate:
+        raise ValueError("X has two columns of the same name; rename one.") from duplicate
     groups = _correlated_groups(columns, correlation)
     names = [f"x{key}" if isinstance(key, int) else str(key) for key in keys]
     return {_name_group(group, names): [keys[k] for k in group] for group in groups}

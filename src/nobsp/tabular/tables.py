@@ -35,6 +35,8 @@ from nobsp.tabular.purification import (
 
 # Most directions of a representation, by how many features a term has: all terms share the regression's columns.
 MOST_DIRECTIONS = {1: 24, 2: 32, 3: 16}
+# Products below this are as good as none.
+_FAINTEST = 1e-300
 # Directions of a representation whose variance is below this share of the strongest are left to the prior.
 _WEAKEST = 1e-6
 
@@ -182,9 +184,11 @@ def compress(mean: Tensor, share: Tensor, *, most: int) -> Tensor:
     # The smaller of the two products has the same eigenvalues.
     is_tall = weighted.shape[0] >= weighted.shape[1]
     product = weighted.T @ weighted if is_tall else weighted @ weighted.T
+    # Numbers near the smallest there are have lost their digits, and the solver may not converge on them.
+    product = product.where(product.abs() > _FAINTEST, 0.0)
     values, vectors = torch.linalg.eigh(product)
 
-    is_strong = values > _WEAKEST * values[-1].clamp_min(1e-300)
+    is_strong = values > _WEAKEST * values[-1].clamp_min(_FAINTEST)
     strongest = is_strong.nonzero().flatten().flip(0)[:most]
     values = values[strongest]
     directions = vectors[:, strongest]

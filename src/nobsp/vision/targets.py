@@ -121,7 +121,7 @@ class Targets:
             raise ValueError(
                 f"against={against!r} needs at least two classes, but the model has one output."
             )
-        if against == "others" and self.sigmoid:
+        if known and against == "others" and self.sigmoid:
             raise ValueError(
                 'against="others" is for a softmax, but these classes have a sigmoid each; use "mean".'
             )
@@ -199,7 +199,7 @@ class Targets:
                 )
                 raise ValueError(f"{argument}={given!r} is not a class{words}; {classes}.")
             return self.names.index(given)
-        if isinstance(given, Tensor | np.ndarray):
+        if isinstance(given, Tensor | np.ndarray) and np.prod(given.shape) == 1:
             given = given.item()
         if isinstance(given, bool | np.bool_) or not isinstance(given, int | np.integer):
             raise TypeError(
