@@ -29,7 +29,6 @@ from nobsp.plots._axes import (
 from nobsp.plots._lookup import Explained
 from nobsp.plots.labels import short_labels, shorten, shorten_all
 from nobsp.tabular.functions import Functions
-from nobsp.tabular.indexing import output_position
 from nobsp.tabular.lookup import Feature
 from nobsp.tabular.reading import level_axes
 

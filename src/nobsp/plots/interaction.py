@@ -21,7 +21,6 @@ from nobsp.plots._lookup import Explained, Output
 from nobsp.plots.labels import decimals_for, format_number, short_labels, shorten, shorten_all
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions
-from nobsp.tabular.indexing import output_position
 from nobsp.tabular.lookup import Feature, LevelAxis
 from nobsp.tabular.reading import level_axes
 
