@@ -219,8 +219,8 @@ def test_a_function_that_takes_no_rows_is_refused():
 def test_removal_does_not_answer_with_nan(explainer):
     background = np.zeros((8, 3))
     background[3, 1] = 1e300
-    with pytest.raises(ValueError, match="background"):
-        explainer.removal_effects(np.zeros((2, 3)), background=background)
+    effects = explainer.removal_effects(np.zeros((2, 3)), background=background)
+    assert np.isfinite(effects).all()
 
 
 def test_a_masked_table_has_no_suggested_features():
