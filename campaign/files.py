@@ -1,7 +1,13 @@
-"""Damaged files: explainers, functions, cams, indexes and checkpoints with bytes, headers and descriptions changed."""
+"""Damaged files of every kind, with bytes, headers and contents changed.
+
+Half of the files with another header or description get a checksum that fits, as if they had been written on purpose:
+what reads them behind the checksum is tried as well.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import struct
 import tempfile
@@ -13,11 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 import nobsp
 from campaign.outcome import Outcome, defect, describe, find_fault, right
 from campaign.part import Part, generator
-from campaign.subjects import COLUMNS, fingerprint, make_rows, world
+from campaign.subjects import CLASSES, COLUMNS, ROWS, fingerprint, make_rows, world
+from nobsp import tensorfile
+from nobsp.cli import main
 
 # Words by which an error may speak of the file.
 NAMES = ("path", "file", "checkpoint", "damaged", "version", "decisions", "model")
@@ -31,6 +40,7 @@ class Kind:
     content: bytes
     # reads the file and gives numbers that depend on all of it
     read: Callable[[Path], Any]
+    file_name: str = "file"
 
 
 @cache
@@ -43,6 +53,8 @@ def kinds() -> tuple[Kind, ...]:
         Kind("cam", _saved(subjects.cam.save), _read_cam),
         Kind("index", _saved(subjects.index.save), _read_index),
         Kind("checkpoint", _checkpoint(), _read_checkpoint),
+        Kind("decisions", _decisions(), _read_decisions, file_name="decisions.json"),
+        Kind("decisions.csv", _decisions_table(), _read_decisions, file_name="decisions.csv"),
     )
 
 
@@ -108,12 +120,57 @@ def _read_checkpoint(path: Path) -> Any:
     return _account(_calibrated(_stream(5, stops=False), path)(world().X[:6]))
 
 
+def _chosen() -> list[dict[str, Any]]:
+    """Decisions as a page saves them."""
+    decisions = []
+    for row, choice in enumerate(("keep", "relabel", "drop", "relabel", "drop")):
+        decision = {
+            "row": row,
+            "name": str(row),
+            "decision": choice,
+            "given_label": CLASSES[row % 3],
+            "new_label": CLASSES[(row + 1) % 3] if choice == "relabel" else "",
+        }
+        decisions.append(decision)
+    return decisions
+
+
+def _decisions() -> bytes:
+    return json.dumps(_chosen(), indent=1).encode()
+
+
+def _decisions_table() -> bytes:
+    return pd.DataFrame(_chosen()).to_csv(index=False).encode()
+
+
+class RefusedError(ValueError):
+    """A command ended with a message instead of a result."""
+
+
+def _read_decisions(path: Path) -> Any:
+    """What `nobsp audit --apply` leaves of a table; the message where it refuses."""
+    with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
+        table = Path(folder) / "table.csv"
+        frame = pd.DataFrame(make_rows(rows=ROWS), columns=list(COLUMNS))
+        labels = np.array(CLASSES)[np.arange(ROWS) % 3]
+        frame.assign(label=labels).to_csv(table, index=False)
+        out = Path(folder) / "out"
+        words = ["audit", "--data", table, "--target", "label", "--apply", path, "--out", out]
+        messages = io.StringIO()
+        with contextlib.redirect_stderr(messages), contextlib.redirect_stdout(io.StringIO()):
+            code = main([str(word) for word in words])
+        if code != 0:
+            raise RefusedError(messages.getvalue())
+        cleaned = (out / "cleaned.csv").read_bytes()
+        return [np.frombuffer(cleaned, dtype=np.uint8)]
+
+
 @cache
 def _expected(name: str) -> str:
     """What the file says while nothing has happened to it."""
     [kind] = [kind for kind in kinds() if kind.name == name]
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "file"
+        path = Path(folder) / kind.file_name
         path.write_bytes(kind.content)
         return fingerprint(_rounded(kind.read(path)))
 
@@ -160,6 +217,20 @@ def _joined(header: str, tensors: bytes) -> bytes:
     encoded = header.encode()
     encoded += b" " * (-len(encoded) % 8)
     return struct.pack("<Q", len(encoded)) + encoded + tensors
+
+
+def _sign(content: bytes) -> bytes:
+    """The same with a checksum that fits; as it is where there is nothing that a checksum could be made of."""
+    try:
+        header, tensors = _split(content)
+        metadata = header.pop("__metadata__")
+        entries = {name: tensorfile._entry(name, described) for name, described in header.items()}
+        digest = tensorfile._Digest(entries, metadata)
+    except (ValueError, TypeError, KeyError, AttributeError, struct.error):
+        return content
+    digest.add(memoryview(tensors))
+    metadata["checksum"] = digest.hexdigest()
+    return _joined(json.dumps({"__metadata__": metadata, **header}), tensors)
 
 
 def _inflate_header(content: bytes, rng: np.random.Generator) -> bytes:
@@ -287,11 +358,30 @@ def _foreign(content: bytes, rng: np.random.Generator) -> bytes:
     return choices[int(rng.integers(len(choices)))]
 
 
-DAMAGES: tuple[Callable[[bytes, np.random.Generator], bytes], ...] = (
-    _flip,
-    _truncate,
-    _append,
-    _zero,
+def _change_list(content: bytes, rng: np.random.Generator) -> bytes:
+    """One value of a list of decisions becomes another, or stands there twice, or goes."""
+    decisions = _chosen()
+    decision = decisions[int(rng.integers(len(decisions)))]
+    name = str(rng.choice(list(decision)))
+    strange = [None, -1, 10**30, 1e308, "x" * 1000, "", [], {}, True, "🐝", "=1+1", "keep", "drop"]
+    choice = int(rng.integers(4))
+    if choice == 0:
+        decision.pop(name)
+    elif choice == 1:
+        decisions.append(dict(decision))
+    else:
+        decision[name] = strange[int(rng.integers(len(strange)))]
+    if content.startswith(b"["):
+        return json.dumps(decisions).encode()
+    return pd.DataFrame(decisions).to_csv(index=False).encode()
+
+
+Damage = Callable[[bytes, np.random.Generator], bytes]
+
+ANY_FILE: tuple[Damage, ...] = (_flip, _truncate, _append, _zero, _other_kind, _foreign)
+DECISIONS: tuple[Damage, ...] = (*ANY_FILE, _change_list, _change_list, _change_list)
+TENSORS: tuple[Damage, ...] = (
+    *ANY_FILE,
     _inflate_header,
     _swap_tensors,
     _reshape,
@@ -300,10 +390,10 @@ DAMAGES: tuple[Callable[[bytes, np.random.Generator], bytes], ...] = (
     _deepen,
     _duplicate_key,
     _other_version,
-    _other_kind,
     _poison,
-    _foreign,
 )
+# Damages that leave a header of which a checksum can be made.
+SIGNABLE = (_swap_tensors, _reshape, _replace_value, _deepen, _duplicate_key, _poison)
 
 
 def run(seed: int, case: int) -> Outcome:
@@ -311,41 +401,56 @@ def run(seed: int, case: int) -> Outcome:
     rng = generator(seed, "files", case)
     every = kinds()
     kind = every[case % len(every)]
-    damage = DAMAGES[case // len(every) % len(DAMAGES)]
+    damages = DECISIONS if kind.name.startswith("decisions") else TENSORS
+    damage = damages[case // len(every) % len(damages)]
     changed = damage(kind.content, rng)
     text = f"{kind.name}: {damage.__name__.strip('_').replace('_', ' ')}"
+    signed = damage in SIGNABLE and rng.random() < 0.5
+    if signed:
+        changed = _sign(changed)
+        text += ", with a checksum that fits"
     if changed == kind.content:
         return right(f"{text}, unchanged")
     # The working folder is the case's own, so that whatever a file makes its reader create is seen.
     with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
-        path = Path(folder) / "file"
+        path = Path(folder) / kind.file_name
         path.write_bytes(changed)
-        outcome = _read(kind, path, text)
-        left = sorted(entry.name for entry in Path(folder).iterdir() if entry.name != "file")
+        outcome = _read(kind, path, text, meant=signed or kind.name.startswith("decisions"))
+        left = sorted(entry.name for entry in Path(folder).iterdir() if entry != path)
     if left:
         return defect(text, f"reading it left {', '.join(left)}")
     return outcome
 
 
-def _read(kind: Kind, path: Path, text: str) -> Outcome:
+def _read(kind: Kind, path: Path, text: str, *, meant: bool) -> Outcome:
+    """How reading ends; a file that was written so on purpose may say something else, in finite numbers."""
     try:
         values = kind.read(path)
+    except RefusedError as refusal:
+        if "Traceback" in str(refusal) or "--apply" not in str(refusal):
+            return defect(text, f"not in words: {refusal}")
+        return Outcome("clear", text, str(refusal))
     except Exception as error:  # noqa: BLE001 - what is raised is what is judged
         fault = find_fault(error, NAMES, may_quote=True)
         if fault is None:
             return Outcome("clear", text, describe(error))
         return defect(text, f"{fault}: {describe(error)}")
-    if fingerprint(_rounded(values)) != _expected(kind.name):
+    if fingerprint(_rounded(values)) == _expected(kind.name):
+        return right(text)
+    if not meant:
         return defect(text, "read without an error, and says something else")
-    return right(text)
+    if any(value.dtype.kind == "f" and not np.isfinite(value).all() for value in values):
+        return defect(text, "read without an error, and says NaN")
+    return right(f"{text}, another file")
 
 
 PART = Part(
     name="files",
-    tried="explainers, functions, cams, indexes and checkpoints with flipped bits, cut off, with swapped, "
-    "inflated, deep and duplicate headers, other versions, strange values",
-    must="refused in words, or read as equal; no hang, no gigabyte, nothing created, no code run",
+    tried="explainers, functions, cams, indexes, checkpoints and decisions with flipped bits, cut off, with swapped, "
+    "inflated, deep and duplicate headers, other versions, strange values, half of these with a checksum that fits",
+    must="refused in words, or read as equal (in finite numbers where the checksum fits); no hang, no gigabyte, "
+    "nothing created, no code run",
     count=10_000,
-    sample=60,
+    sample=70,
     run=run,
 )

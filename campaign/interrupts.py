@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ import torch
 from torch import nn
 
 import nobsp
-from campaign.outcome import Outcome, defect, describe, right
+from campaign.outcome import Outcome, defect, describe, right, unreached
 from campaign.part import Part, generator
 from campaign.subjects import Surroundings, make_images, make_rows, seeded
 
@@ -92,24 +94,17 @@ def _interrupt(_: int, __: FrameType | None) -> None:
 
 
 def run(seed: int, case: int) -> Outcome:
-    """One interrupt, by a timer, as Python delivers a Ctrl-C: between two steps of the interpreter."""
+    """One interrupt: by turns a signal of another thread, as Ctrl-C sends it, and one of a timer."""
     rng = generator(seed, "interrupts", case)
     every = works()
     work = every[case % len(every)]
     delay = max(1e-5, float(rng.uniform(0.0, work.seconds)))
-    text = f"{work.name} interrupted after {1000 * delay:.2f} of {1000 * work.seconds:.1f} ms"
+    real = case // len(every) % 2 == 0
+    sender = "Ctrl-C" if real else "a timer"
+    text = f"{work.name} interrupted by {sender} after {1000 * delay:.2f} of {1000 * work.seconds:.1f} ms"
     torch.manual_seed(case)
     earlier = Surroundings.now(work.models)
-    former = signal.signal(signal.SIGALRM, _interrupt)
-    interrupted = False
-    try:
-        signal.setitimer(signal.ITIMER_REAL, delay)
-        work.call()
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, former)
+    interrupted = _run_interrupted(work.call, delay, real=real)
     if changes := Surroundings.now(work.models).changes_since(earlier):
         works.cache_clear()
         return defect(text, f"changed {', '.join(changes)}")
@@ -120,12 +115,39 @@ def run(seed: int, case: int) -> Outcome:
         return defect(text, f"the next call fails: {describe(error)}")
     if not np.allclose(values, work.expected, atol=1e-6):
         return defect(text, "the next call gives other numbers")
-    return right(text if interrupted else f"{text}, too late")
+    return right(text) if interrupted else unreached(text, "the call had ended before")
+
+
+def _run_interrupted(call: Callable[[], Any], delay: float, *, real: bool) -> bool:
+    """Whether a call was interrupted; signals that come after it are waited for, and meet nothing."""
+    number = signal.SIGINT if real else signal.SIGALRM
+    former = signal.signal(number, _interrupt)
+    sender = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        try:
+            if real:
+                sender.start()
+            else:
+                signal.setitimer(signal.ITIMER_REAL, delay)
+            call()
+        except KeyboardInterrupt:
+            return True
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            sender.cancel()
+            if real:
+                sender.join()
+        except KeyboardInterrupt:
+            pass
+        return False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(number, former)
 
 
 PART = Part(
     name="interrupts",
-    tried="an interrupt at a random moment of fit, call, cam and query, of models with up to 120 layers",
+    tried="Ctrl-C and a timer at random moments of fit, call, cam and query, of models with up to 120 layers",
     must="model, hooks, threads and random numbers as before; the next call works",
     count=800,
     sample=20,

@@ -12,9 +12,9 @@ from typing import Literal
 
 import nobsp
 
-Verdict = Literal["right", "clear", "defect"]
+Verdict = Literal["right", "clear", "unreached", "defect"]
 
-VERDICTS: tuple[Verdict, ...] = ("right", "clear", "defect")
+VERDICTS: tuple[Verdict, ...] = ("right", "clear", "unreached", "defect")
 
 # Where errors of ours are raised.
 PACKAGE = str(Path(nobsp.__file__).parent)
@@ -51,6 +51,11 @@ def right(case: str) -> Outcome:
 def clear(case: str, error: BaseException | str = "") -> Outcome:
     """An error of ours said what was wrong."""
     return Outcome("clear", case, _first_line(error))
+
+
+def unreached(case: str, reason: str) -> Outcome:
+    """What was to be tried did not come about, such as an interrupt after the end of a call; it counts for nothing."""
+    return Outcome("unreached", case, reason)
 
 
 def defect(case: str, detail: BaseException | str) -> Outcome:

@@ -25,7 +25,7 @@ def count_verdicts(outcomes: list[Outcome]) -> dict[str, int]:
 
 def format_counts(rows: dict[str, dict[str, int]]) -> str:
     """One line a part, for the terminal."""
-    lines = [f"{'part':<12}{'tried':>9}{'right':>9}{'clear':>9}{'defect':>9}"]
+    lines = [f"{'part':<12}{'tried':>9}{'right':>9}{'clear':>9}{'missed':>9}{'defect':>9}"]
     for name, counts in rows.items():
         cells = "".join(f"{counts[column]:>9,}" for column in ("tried", *VERDICTS))
         lines.append(f"{name:<12}{cells}")
@@ -48,11 +48,11 @@ def write_page(new: dict[str, dict[str, int]]) -> None:
 
 def _markdown(results: dict[str, dict[str, int]]) -> str:
     lines = [
-        "| part | what is tried | what must hold | tried | right | clear error | defect | seed |",
-        "|---|---|---|---:|---:|---:|---:|---:|",
+        "| part | what is tried | what must hold | tried | right | clear error | not reached | defect | seed |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name, counts in results.items():
         part: Part = part_named(name)
-        cells = " | ".join(f"{counts[column]:,}" for column in ("tried", *VERDICTS))
+        cells = " | ".join(f"{counts.get(column, 0):,}" for column in ("tried", *VERDICTS))
         lines.append(f"| {name} | {part.tried} | {part.must} | {cells} | {counts['seed']} |")
     return "\n".join(lines)

@@ -108,7 +108,7 @@ class Tracker:
         if self._held is not None:
             try:
                 state = merge_states(state, self._held.state)
-            except (ValueError, AttributeError, TypeError, KeyError) as failure:
+            except (ValueError, AttributeError, TypeError, KeyError, RuntimeError) as failure:
                 raise checkpoint.refuse(str(failure)) from failure
             if rows_of(state) != self._held.rows:
                 raise checkpoint.refuse("it is damaged")

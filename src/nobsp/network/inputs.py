@@ -251,6 +251,24 @@ class Summary:
     def __post_init__(self) -> None:
         self.groups = tuple(tuple(group) for group in self.groups)
         self.tallies = self.tallies or [LevelCounts.of(len(group)) for group in self.groups]
+        self._require_shapes()
+
+    def _require_shapes(self) -> None:
+        """An error where parts are not of the same columns, as in a file that was changed."""
+        if not self.rows:
+            return
+        columns = self.mean.shape
+        for name in ("minimum", "maximum", "two_valued"):
+            if getattr(self, name).shape != columns:
+                raise ValueError(f"{name} is not that of {len(self.mean)} columns")
+        if any(piece.shape[1:] != columns for piece in self.pieces):
+            raise ValueError(f"its rows do not have {len(self.mean)} columns")
+        for tally, group in zip(self.tallies, self.groups, strict=True):
+            if tally.joint is None:
+                continue
+            levels, counts = tally.joint
+            if levels.ndim != 2 or levels.shape != (len(counts), len(group)) or counts.ndim != 1:
+                raise ValueError(f"its levels are not those of {len(group)} columns")
 
     def update(self, batch: Tensor) -> None:
         """Adds rows."""
