@@ -16,6 +16,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.compose import make_column_transformer
+from sklearn.linear_model import LinearRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from nobsp import Functions, NObSP
 from tests.tabular.nets import net, table
@@ -166,3 +170,19 @@ def test_the_compiled_explainer_needs_no_torch_and_equals(tmp_path: Path) -> Non
     ex = loaded(torch.tensor(X), predictions=predictions)
     np.testing.assert_array_equal(ex.predictions, predictions)
     assert np.isnan(loaded(X).residual).all()
+
+
+def test_a_column_that_the_preprocessing_drops_is_in_files_too(tmp_path: Path) -> None:
+    X = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 3)), columns=["a", "b", "unused"])
+    scaled = make_column_transformer((StandardScaler(), ["a", "b"]))
+    model = make_pipeline(scaled, LinearRegression()).fit(X, X["a"] + 2 * X["b"])
+    explainer = NObSP(model, interactions=0).fit(X)
+    explainer.save(tmp_path / "explainer")
+    explainer.compile().save(tmp_path / "functions")
+
+    loaded = NObSP.load(tmp_path / "explainer", model)
+    functions = Functions.load(tmp_path / "functions")
+
+    expected = explainer(X).values
+    assert_same_to_rounding(loaded(X).values, expected, within=CONTRIBUTIONS)
+    assert_same_to_rounding(functions(X).values, expected, within=CONTRIBUTIONS)

@@ -312,8 +312,10 @@ class Functions:
 
     def _require_whole(self, table: TermTable) -> None:
         """An error where a table does not fit its axes, its features or its numbers."""
-        nodes = tuple(len(axis) for axis in table.axes) or (1,)
-        if table.values.shape[:-1] != nodes:
+        nodes = tuple(len(axis) for axis in table.axes)
+        # A feature that the model never sees has no axis, and one node or none.
+        shapes = ((), (1,)) if not nodes else (nodes,)
+        if table.values.shape[:-1] not in shapes:
             raise ValueError(f"the table of {table.features} does not fit its axes")
         if not np.isfinite(table.values).all():
             raise ValueError(f"the table of {table.features} has numbers that are not finite")
