@@ -521,6 +521,7 @@ TARGETS: tuple[Target, ...] = (
         {"checkpoint": "path", "every": "share", "memory": "count"},
         lambda world, _, spoiled: _fit(world, _, {"engine": nobsp.Local(**spoiled)}),
         also=("checkpoint", "path", "every", "memory"),
+        takes=("None",),  # no checkpoint
     ),
     Target(
         "metrics.attribution_faithfulness",
