@@ -145,7 +145,7 @@ def test_a_class_without_any_probability_has_nothing_to_drop() -> None:
         ({"maps": MAPS[:2]}, "one map per image"),
         ({"maps": MAPS[:, :4, :6]}, "resized to it"),
         ({"images": IMAGES[0]}, "channels, height, width"),
-        ({"outputs": "odds"}, "'logits' or 'probabilities'"),
+        ({"outputs": "odds"}, '"logits" or "probabilities"'),
         ({"outputs": "probabilities"}, "pass outputs='logits'"),
         ({"patch": 9}, "pass 1 to 8"),
         ({"steps": 0}, "steps must be .* found 0"),
