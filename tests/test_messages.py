@@ -1,6 +1,6 @@
 """Sentences that several rooms write the same way."""
 
-from nobsp.messages import count, join_names, number_outputs, percent, suggest
+from nobsp.arguments import count, join_names, number_outputs, percent, suggest
 
 
 def test_many_names_are_cut_short():

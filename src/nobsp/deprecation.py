@@ -20,13 +20,13 @@ def former_names(module: str, homes: Mapping[str, str]) -> Callable[[str], objec
     """A module's `__getattr__` for names that moved, each with its present place.
 
     Example:
-        >>> find = former_names("nobsp.old", {"count": "nobsp.messages.count"})
+        >>> find = former_names("nobsp.old", {"count": "nobsp.arguments.count"})
         >>> import warnings
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
         ...     function = find("count")
         >>> function.__module__, caught[0].category.__name__
-        ('nobsp.messages', 'DeprecationWarning')
+        ('nobsp.arguments', 'DeprecationWarning')
     """
 
     def find(name: str) -> object:

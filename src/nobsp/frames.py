@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 from nobsp._typing import AnyArray, ArrayLike, Frame, TableLike
-from nobsp.messages import join_names
+from nobsp.arguments import join_names
 
 # Columns listed in an error before the rest is only counted.
 _MOST_LISTED = 12

@@ -20,7 +20,7 @@ from nobsp.models.unseen import current_unseen_levels, unseen_levels
 from tests.tolerances import assert_same_to_rounding
 
 # Towns that nobody has seen are explained worse than those of the calibration, and this is told.
-pytestmark = pytest.mark.filterwarnings("ignore::nobsp.tabular.scoring.ExplainedWorseWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::nobsp.tabular.health.ExplainedWorseWarning")
 
 UNSEEN = [f"level {number}" for number in range(1000)]
 

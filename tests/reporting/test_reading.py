@@ -13,8 +13,8 @@ from nobsp import NObSP
 from nobsp.base import Finding
 from nobsp.reporting import report
 from nobsp.reporting.tables import table_data
+from nobsp.tabular.health import ExplainedWorseWarning
 from nobsp.tabular.lookup import Chunk, TermTable
-from nobsp.tabular.scoring import ExplainedWorseWarning
 from tests.reporting.names import NASTY, QUOTED, RTL
 
 

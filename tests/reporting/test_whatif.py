@@ -13,7 +13,7 @@ import torch
 from nobsp import NObSP
 from nobsp.reporting import report
 from nobsp.tabular import Functions
-from nobsp.tabular.reading import level_axes, read_columns
+from nobsp.tabular.lookup import level_axes, read_columns
 
 
 def points_of(functions: Functions, data: Any) -> list[dict[str, dict[str, float | None]]]:
@@ -65,7 +65,7 @@ def random_rows(X: Any, beyond: float, count: int = 60) -> Any:
 
 
 # Random rows are of another kind than those calibrated on.
-@pytest.mark.filterwarnings("ignore::nobsp.tabular.scoring.ExplainedWorseWarning")
+@pytest.mark.filterwarnings("ignore::nobsp.tabular.health.ExplainedWorseWarning")
 @pytest.mark.parametrize("beyond", [0.0, 0.5, 3.0, 300.0])
 @pytest.mark.parametrize("subject", ["mixed", "gaps"])
 def test_what_the_page_computes_is_what_python_computes(show, request, subject, beyond):

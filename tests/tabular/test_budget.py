@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nobsp import NObSP
-from nobsp.tabular.budget import Costs, announce, announcement, plan_spending
+from nobsp.tabular.effort import Costs, announce, announcement, plan_spending
 from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 
 Array = NDArray[np.float64]

@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from nobsp import NObSP
-from nobsp.tabular.answers import UnansweredError, last_answered, run_where_answered
+from nobsp.tabular.grids import UnansweredError, last_answered, run_where_answered
 
 Array = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nobsp import NObSP, plots
-from nobsp.tabular.scoring import ExplainedWorseWarning
+from nobsp.tabular.health import ExplainedWorseWarning
 from tests.tolerances import SINGLE, SUMS, assert_same_to_rounding
 
 Array = NDArray[np.float64]

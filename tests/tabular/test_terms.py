@@ -18,7 +18,7 @@ from nobsp import NObSP
 from nobsp.tabular import calibration
 from nobsp.tabular.correction import Regression, choose_strength, fit_correction, judge
 from nobsp.tabular.effort import FULL, MAIN_ROWS
-from nobsp.tabular.terms import Terms
+from nobsp.tabular.estimate import Terms
 from tests.tabular.nets import Net, additive, net, table
 from tests.tabular.oracles import Background, points_of, share_explained
 from tests.tolerances import COEFFICIENTS, CONTRIBUTIONS, SUMS, assert_same_to_rounding

@@ -12,7 +12,7 @@ from nobsp import NObSP
 from nobsp.tabular.features import Points
 from nobsp.tabular.functions import Functions
 from nobsp.tabular.lookup import Chunk
-from nobsp.tabular.purification import occupancy
+from nobsp.tabular.tables import occupancy
 from tests.tolerances import CONTRIBUTIONS
 
 Array = NDArray[np.float64]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp import NObSP
-from nobsp.tabular.scoring import ExplainedWorseWarning
+from nobsp.tabular.health import ExplainedWorseWarning
 from tests.tabular.nets import net, table
 from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from nobsp import NObSP
-from nobsp.tabular.scoring import ExplainedWorseWarning
+from nobsp.tabular.health import ExplainedWorseWarning
 
 
 def network(columns: int, *, scale: float = 3.0) -> nn.Module:

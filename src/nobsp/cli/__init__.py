@@ -21,6 +21,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Unknow
 from rich.console import Console as Terminal
 
 from nobsp import __version__
+from nobsp.arguments import suggest
 from nobsp.cli import audit, cam, explain
 from nobsp.cli.options import (
     OUTPUT,
@@ -31,7 +32,6 @@ from nobsp.cli.options import (
     require_report,
     write_folder,
 )
-from nobsp.messages import suggest
 
 __all__ = ["main"]
 

@@ -13,6 +13,7 @@ import numpy as np
 from cyclopts import Parameter, validators
 from numpy.typing import NDArray
 
+from nobsp.arguments import count, suggest
 from nobsp.cli import cam, options
 from nobsp.cli.explain import fit_explainer, read_tables
 from nobsp.cli.inputs import Loaded, find_pictures, load_model, read_frame, write_csv
@@ -24,7 +25,6 @@ from nobsp.cli.options import (
     TableOptions,
     UsageError,
 )
-from nobsp.messages import count, suggest
 from nobsp.tensorfile import loads_strictly
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from cyclopts import Parameter
 
+from nobsp.arguments import count, join_names, number_outputs, suggest
 from nobsp.cli import options
 from nobsp.cli.inputs import Loaded, Pictures, add_hint, find_pictures, load_model, write_csv
 from nobsp.cli.options import (
@@ -25,7 +26,6 @@ from nobsp.cli.options import (
     OutputOptions,
     UsageError,
 )
-from nobsp.messages import count, join_names, number_outputs, suggest
 
 if TYPE_CHECKING:
     from torch import Tensor

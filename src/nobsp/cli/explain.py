@@ -12,6 +12,7 @@ import numpy as np
 from cyclopts import Parameter
 from numpy.typing import NDArray
 
+from nobsp.arguments import count, free_name, suggest
 from nobsp.base import sort_findings
 from nobsp.cli.grouping import group_columns
 from nobsp.cli.inputs import (
@@ -32,7 +33,6 @@ from nobsp.cli.options import (
     UsageError,
     split_names,
 )
-from nobsp.messages import count, free_name, suggest
 
 if TYPE_CHECKING:
     from nobsp import NObSP
@@ -103,7 +103,7 @@ def explain(
     term, residual and prediction, per row and output), **curves.csv** (every feature's average effect with its band)
     and **explainer.nobsp** (the calibration without its rows, for `nobsp.NObSP.load`).
     """
-    from nobsp.tabular.scoring import ExplainedWorseWarning
+    from nobsp.tabular.health import ExplainedWorseWarning
 
     choices = method.for_explainer()
     with output.write(FILES) as folder, model.limit_threads(1):
@@ -348,7 +348,7 @@ def _summarise(
     output: OutputOptions, data: Data, calibration: Data, explainer: NObSP, explanation: Explanation
 ) -> dict[str, Any]:
     from nobsp.reporting.packing import known  # JSON has no nan
-    from nobsp.tabular.scoring import outside_finding
+    from nobsp.tabular.health import outside_finding
 
     state, functions = explainer.health(), explainer.functions_
     numbers: dict[str, Any] = {

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nobsp.arguments import suggest
 from nobsp.cli.options import UsageError, require_path
-from nobsp.messages import suggest
 
 _FORMS = (
     "write the name of one column for rows that belong together; for columns that are one feature write "

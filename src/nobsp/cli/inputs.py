@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nobsp.arguments import count, suggest
 from nobsp.cli.grouping import read_grouping
 from nobsp.cli.options import (
     ImageOptions,
@@ -28,7 +29,6 @@ from nobsp.cli.options import (
     require_path,
     split_names,
 )
-from nobsp.messages import count, suggest
 
 if TYPE_CHECKING:
     from torch import Tensor

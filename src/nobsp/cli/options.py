@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter, validators
 
+from nobsp.arguments import suggest
 from nobsp.drafts import draft_of, sweep
-from nobsp.messages import suggest
 
 MODEL, TABLE, IMAGES = (
     Group("Model", sort_key=1),

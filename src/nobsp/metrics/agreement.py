@@ -10,8 +10,7 @@ import numpy as np
 from scipy.spatial.distance import pdist
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, IntArray
-from nobsp.arguments import array_of, quote, require_number
-from nobsp.messages import require_whole_number
+from nobsp.arguments import array_of, quote, require_number, require_whole_number
 from nobsp.metrics.arrays import Groups, as_array, is_constant, pearson, require_rows, undefined
 from nobsp.network.inputs import resolve_features
 

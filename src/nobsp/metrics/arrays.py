@@ -17,10 +17,9 @@ from scipy import stats
 from torch import nn
 
 from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, IntArray
-from nobsp.arguments import array_of, numbers_of
-from nobsp.messages import require_whole_number
+from nobsp.arguments import array_of, numbers_of, require_whole_number
 from nobsp.network.inference import device_and_dtype, evaluation_mode
-from nobsp.network.wrappers import unwrap
+from nobsp.network.stand_in import unwrap
 
 Array = NDArray[np.float64]
 Model = nn.Module | Callable[[Any], Any]

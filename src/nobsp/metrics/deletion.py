@@ -10,8 +10,7 @@ from scipy.integrate import trapezoid
 from scipy.special import softmax
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, IntArray
-from nobsp.arguments import require_choice
-from nobsp.messages import require_whole_number
+from nobsp.arguments import require_choice, require_whole_number
 from nobsp.metrics.arrays import Model, as_array, as_images, at_target, running, targets_of
 
 OutputKind = Literal["logits", "probabilities"]

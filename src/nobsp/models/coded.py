@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nobsp._messages import as_numpy, is_missing
+from nobsp.frames import is_missing
 from nobsp.models.unseen import current_unseen_levels
+from nobsp.numerics import as_numpy
 
 Array = NDArray[np.float64]
 Function = Callable[[Array], Any]

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nobsp._messages import as_numpy, matched
+from nobsp.frames import match_columns
 from nobsp.models.coded import Coded, Runs, linear
 from nobsp.network.adapted import Adapted, MixedColumnsError, grouping_rows
 from nobsp.network.inference import device_and_dtype, evaluation_mode
-from nobsp.network.wrappers import unwrap
+from nobsp.network.stand_in import unwrap
+from nobsp.numerics import as_numpy
 
 _OPENED = "nobsp.as_module(model, rows)"
 # Rows that show whether an input is looked up as token ids are, and of which kinds that may be.
@@ -106,7 +107,7 @@ def _mixes(model: Any, adapted: Adapted, X: Any) -> bool:
     try:
         frame = nw.from_native(X, eager_only=True, pass_through=True)
         if isinstance(frame, nw.DataFrame):
-            X = matched(frame, argument="X", columns=adapted.feature_names).to_native()
+            X = match_columns(frame, argument="X", columns=adapted.feature_names).to_native()
         elif not isinstance(X, np.ndarray) or X.ndim != 2:
             return False
         rows = grouping_rows(X)

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp.arguments import require_number
+from nobsp.arguments import require_number, require_whole_number
 from nobsp.frames import frame_like
-from nobsp.messages import require_whole_number
 from nobsp.neighbors import confidence
 from nobsp.neighbors.evidence import Rows
 from nobsp.neighbors.index import ContributionIndex, most_left_out

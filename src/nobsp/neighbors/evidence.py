@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nobsp.arguments import array_of, quote
-from nobsp.messages import number_outputs
+from nobsp.arguments import array_of, number_outputs, quote
 from nobsp.network.evidence import (
     EvidenceBatch,
     EvidenceSource,

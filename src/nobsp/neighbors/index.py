@@ -15,9 +15,8 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
-from nobsp.arguments import array_of, require_choice, require_number
+from nobsp.arguments import array_of, require_choice, require_number, require_whole_number
 from nobsp.calibration.local import parse_bytes
-from nobsp.messages import require_whole_number
 from nobsp.neighbors.backends import Milvus, Usearch, indexed_spaces, load, make_backend, save
 from nobsp.neighbors.duplicates import (
     Duplicates,
@@ -54,7 +53,7 @@ from nobsp.neighbors.search import (
 )
 from nobsp.neighbors.selection import cover
 from nobsp.network.evidence import EvidenceSource, Wanted
-from nobsp.network.modes import keeps_torch_modes
+from nobsp.network.visit import keeps_torch_modes
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "space": ("contributions", "activations"),

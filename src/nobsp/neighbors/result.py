@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp.arguments import join_names, require_whole_number
 from nobsp.frames import frame_like
-from nobsp.messages import join_names, require_whole_number
 from nobsp.neighbors.evidence import label_array
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp.arguments import array_of, require_choice, require_parts
-from nobsp.messages import require_whole_number
+from nobsp.arguments import array_of, require_choice, require_parts, require_whole_number
 from nobsp.neighbors.search import Fitted, spaced
 
 if TYPE_CHECKING:

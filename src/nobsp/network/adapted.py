@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from nobsp._messages import join_names
+from nobsp.arguments import join_names
 from nobsp.network.batches import Encode, is_frame
 
 GROUPING_ROWS = 2000

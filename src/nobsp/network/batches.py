@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from nobsp._messages import as_numpy, join_names, matched, require_whole_number
-from nobsp.arguments import refuse_overflow, refuse_unreadable
+from nobsp.arguments import join_names, refuse_overflow, refuse_unreadable, require_whole_number
+from nobsp.frames import match_columns
+from nobsp.numerics import as_numpy
 
 Encode = Callable[[Any], "np.ndarray[Any, Any]"]
 
@@ -225,7 +226,7 @@ class _Reader:
                 f"{argument} has two columns of the same name; rename one ({duplicate})."
             ) from duplicate
         if isinstance(frame, nw.DataFrame):
-            frame = matched(frame, argument=argument, columns=columns)
+            frame = match_columns(frame, argument=argument, columns=columns)
             return _frame_table(frame, argument, numeric=numeric, strict=self.strict)
         return None
 

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nobsp._messages import suggest
-from nobsp.arguments import quote
+from nobsp.arguments import quote, suggest
+from nobsp.network.stand_in import unwrap
 from nobsp.network.visit import Side, Visit
-from nobsp.network.wrappers import unwrap
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp._messages import suggest
+from nobsp.arguments import suggest
 
 SAMPLE_ROWS = 16384
 # Batches of the sample that are held apart: putting each to the others at once would copy all of them every time.

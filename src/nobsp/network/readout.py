@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nobsp._messages import join_names
+from nobsp.arguments import join_names
 from nobsp.network.determinism import require_function_of_row
 from nobsp.network.inference import (
     Place,
@@ -29,8 +29,8 @@ from nobsp.network.inference import (
     plain,
     portable,
 )
+from nobsp.network.stand_in import unwrap
 from nobsp.network.visit import Visit
-from nobsp.network.wrappers import unwrap
 
 PROBE_ROWS = 256
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)

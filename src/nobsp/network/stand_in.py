@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-from nobsp.network.wrappers import unwrap
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 # Objects looked at, at most, in search of a way from a copy back to the model: some tens of milliseconds.
 _MOST_OBJECTS = 50_000
@@ -227,3 +227,20 @@ def _global_names(code: CodeType) -> set[str]:
         if isinstance(constant, CodeType):
             names |= _global_names(constant)
     return names
+
+
+def is_compiled(part: nn.Module) -> bool:
+    """Whether `part` came out of `torch.compile`; asked without loading the compiler, which is slow."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    return compiler is not None and isinstance(part, compiler.OptimizedModule)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside `torch.compile` and parallel wrappers: those do not run the hooks of the original."""
+    while True:
+        if is_compiled(model):
+            model = cast(nn.Module, model._orig_mod)
+        elif isinstance(model, DataParallel | DistributedDataParallel):
+            model = model.module
+        else:
+            return model

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial, wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import (
@@ -23,10 +26,140 @@ from torch.utils._python_dispatch import (
     _pop_mode,
 )
 
-from nobsp.network.global_numbers import GlobalNumbers
-from nobsp.network.modes import run_in_ordinary_modes
-from nobsp.network.stand_in import make_stand_in
-from nobsp.network.wrappers import is_compiled
+from nobsp.network.stand_in import is_compiled, make_stand_in
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+# Where autocast may be on; asking for other kinds of devices may fail.
+_AUTOCAST = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class TorchModes:
+    """The modes at one moment."""
+
+    gradients: bool
+    autocast: tuple[bool, ...]
+    threads: int
+    dispatch_modes: int
+
+    @classmethod
+    def now(cls) -> TorchModes:
+        """Those of this thread."""
+        return cls(
+            gradients=torch.is_grad_enabled(),
+            autocast=tuple(torch.is_autocast_enabled(device) for device in _AUTOCAST),
+            threads=torch.get_num_threads(),
+            dispatch_modes=len(_get_current_dispatch_mode_stack()),
+        )
+
+    def restore(self) -> None:
+        """Make them what they were; this may be done again."""
+        torch._C._set_grad_enabled(self.gradients)
+        for device, enabled in zip(_AUTOCAST, self.autocast, strict=True):
+            if torch.is_autocast_enabled(device) != enabled:
+                torch.set_autocast_enabled(device, enabled)
+        # Asked first: setting the number starts threads where none were.
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        while len(_get_current_dispatch_mode_stack()) > self.dispatch_modes:
+            _pop_mode()
+
+
+def keeps_torch_modes(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """The function, after which torch's modes are as before, also when it raises or is interrupted."""
+
+    @wraps(function)
+    def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        modes = TorchModes.now()
+        # Twice: an interrupt may come in the middle of restoring, which can be done any number of times.
+        try:
+            try:
+                return function(*args, **kwargs)
+            finally:
+                modes.restore()
+        finally:
+            modes.restore()
+
+    return guarded
+
+
+def in_ordinary_modes(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """The same, run without gradients, autocast and inference mode, whatever the caller has switched on."""
+
+    @wraps(function)
+    def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return run_in_ordinary_modes(partial(function, *args, **kwargs))
+
+    return guarded
+
+
+def run_in_ordinary_modes(work: Callable[[], Result]) -> Result:
+    """What `work` returns, run without gradients, autocast and inference mode."""
+    modes = TorchModes.now()
+    ordinary = TorchModes(
+        gradients=False,
+        autocast=tuple(False for _ in _AUTOCAST),
+        threads=modes.threads,
+        dispatch_modes=modes.dispatch_modes,
+    )
+    # Torch's own object, which begins when it is made, in place of `torch.inference_mode`, whose lines can be
+    # interrupted; it may be ended twice.
+    no_inference: Any = None
+    try:
+        try:
+            if torch.is_inference_mode_enabled():
+                no_inference = torch._C._InferenceMode(False)
+            ordinary.restore()
+            return work()
+        finally:
+            if no_inference is not None:
+                no_inference.__exit__(None, None, None)
+            modes.restore()
+    finally:
+        if no_inference is not None:
+            no_inference.__exit__(None, None, None)
+        modes.restore()
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalNumbers:
+    """Both states at one moment; nothing outside the main thread, where rewinding would repeat others' numbers."""
+
+    numpy_state: Any
+    python_state: Any
+
+    @classmethod
+    def now(cls) -> GlobalNumbers | None:
+        """The states; None in a thread other than the main one."""
+        if threading.current_thread() is not threading.main_thread():
+            return None
+        return cls(np.random.get_state(), random.getstate())  # noqa: NPY002 - the global one is meant
+
+    def move_on(self) -> None:
+        """Draw one number from each, so that the next ones are others."""
+        np.random.random_sample()  # noqa: NPY002
+        random.random()
+
+    def rewind(self) -> bool:
+        """Put back what has changed since, and say whether anything had."""
+        rewound = False
+        if not _is_same(self.numpy_state, np.random.get_state()):  # noqa: NPY002
+            np.random.set_state(self.numpy_state)  # noqa: NPY002
+            rewound = True
+        if self.python_state != random.getstate():
+            random.setstate(self.python_state)
+            rewound = True
+        return rewound
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    """Whether two states of numpy's generator are equal: position first, then the words."""
+    name, words, *others = before
+    other_name, other_words, *other_others = after
+    return name == other_name and others == other_others and np.array_equal(words, other_words)
+
 
 Side = Literal["output", "input"]
 Hook = Callable[..., Any]

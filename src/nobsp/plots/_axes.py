@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from nobsp.messages import count
+from nobsp.arguments import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes

@@ -9,15 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, FloatArray, TableLike
-from nobsp.arguments import array_of, quote, refuse_unreadable
+from nobsp.arguments import array_of, join_names, quote, refuse_unreadable, suggest
 from nobsp.frames import frame_of
-from nobsp.messages import join_names, suggest
 from nobsp.plots.labels import shorten
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions
 from nobsp.tabular.indexing import output_position
-from nobsp.tabular.lookup import Chunk
-from nobsp.tabular.reading import level_axes, read_columns
+from nobsp.tabular.lookup import Chunk, level_axes, read_columns
 
 Array = NDArray[np.float64]
 # Position or name of an output, or none in particular.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import FloatArray
-from nobsp.messages import count, percent, require_whole_number
+from nobsp.arguments import count, percent, require_whole_number
 from nobsp.plots import _axes, _lookup, labels
 from nobsp.plots._axes import Axes, Look
 from nobsp.plots._lookup import Output

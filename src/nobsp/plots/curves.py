@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, TableLike
-from nobsp.arguments import quote, require_mapping
-from nobsp.messages import count, join_names, require_whole_number
+from nobsp.arguments import count, join_names, quote, require_mapping, require_whole_number
 from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import (
     NORMAL,
@@ -29,8 +28,7 @@ from nobsp.plots._axes import (
 from nobsp.plots._lookup import Explained
 from nobsp.plots.labels import short_labels, shorten, shorten_all
 from nobsp.tabular.functions import Functions
-from nobsp.tabular.lookup import Feature
-from nobsp.tabular.reading import level_axes
+from nobsp.tabular.lookup import Feature, level_axes
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

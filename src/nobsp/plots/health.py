@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import FloatArray
-from nobsp.messages import count, number_outputs, percent, require_whole_number
+from nobsp.arguments import count, number_outputs, percent, require_whole_number
 from nobsp.plots import _axes
 from nobsp.plots._axes import NORMAL, SMALL, Axes, get_axes, label_rows, tidy, write_beside
 from nobsp.plots.labels import clean, escape, shorten_all, term_labels

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, FloatArray
-from nobsp.messages import count, free_name, require_whole_number
+from nobsp.arguments import count, free_name, require_whole_number
 from nobsp.numerics import evenly_spaced
 from nobsp.plots import _axes, _lookup, labels
 from nobsp.plots._axes import Axes, Look

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from nobsp._typing import AnyArray, BoolArray, FloatArray, TableLike
-from nobsp.messages import count, join_names, require_whole_number
+from nobsp.arguments import count, join_names, require_whole_number
 from nobsp.numerics import evenly_spaced
 from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import NORMAL, SMALL, Axes, add_note, colour_bar, get_axes, tidy, turn_labels
@@ -21,8 +21,7 @@ from nobsp.plots._lookup import Explained, Output
 from nobsp.plots.labels import decimals_for, format_number, short_labels, shorten, shorten_all
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions
-from nobsp.tabular.lookup import Feature, LevelAxis
-from nobsp.tabular.reading import level_axes
+from nobsp.tabular.lookup import Feature, LevelAxis, level_axes
 
 # A masked array, which numpy has no type for that mypy could check.
 Masked: TypeAlias = Any

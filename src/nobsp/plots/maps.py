@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.arguments import array_of, names_of, require_choice, require_number
-from nobsp.messages import percent, require_whole_number
+from nobsp.arguments import (
+    array_of,
+    names_of,
+    percent,
+    require_choice,
+    require_number,
+    require_whole_number,
+)
 from nobsp.numerics import as_numpy
 from nobsp.plots import _axes
 from nobsp.plots._axes import NORMAL, SMALL, Axes, bare, get_axes, get_panels, tidy

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.arguments import array_of, quote
+from nobsp.arguments import array_of, percent, quote, require_whole_number, suggest
 from nobsp.frames import frame_of
-from nobsp.messages import percent, require_whole_number, suggest
 from nobsp.numerics import as_numpy
 from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, get_panels, new_figure

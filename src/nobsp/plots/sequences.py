@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import FloatArray
-from nobsp.messages import count, join_names
+from nobsp.arguments import count, join_names
 from nobsp.plots import _axes, _lookup, labels
 from nobsp.plots._axes import Axes
 from nobsp.plots._lookup import Output

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, ArrayLike, BoolArray
-from nobsp.arguments import require_parts
-from nobsp.messages import count
+from nobsp.arguments import count, require_parts
 from nobsp.reporting.packing import Names, PageData, known, packed, packed_codes
 
 # Results of an audit, of `index.query` and of `index.influence`: told by their attributes, whoever

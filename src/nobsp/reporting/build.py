@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import nobsp
-from nobsp.arguments import names_of, require_mapping, require_text
+from nobsp.arguments import count, names_of, require_mapping, require_text
 from nobsp.drafts import check_path, replacing
-from nobsp.messages import count
 from nobsp.reporting.audits import KINDS, audit_for_page
 from nobsp.reporting.packing import PageData, embedded
 

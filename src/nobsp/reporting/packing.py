@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, ArrayLike
-from nobsp.arguments import array_of
-from nobsp.messages import count
+from nobsp.arguments import array_of, count
 
 # Numbers as a page reads them: their kind, and their bytes in base64.
 Packed: TypeAlias = dict[str, str]

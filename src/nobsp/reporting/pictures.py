@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import ArrayLike
-from nobsp.arguments import numbers_of, refuse_unreadable
-from nobsp.messages import count
+from nobsp.arguments import count, numbers_of, refuse_unreadable
 from nobsp.numerics import evenly_spaced
 from nobsp.reporting.audits import (
     HitsLike,

@@ -12,10 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, TableLike
-from nobsp.arguments import array_of
+from nobsp.arguments import array_of, count, suggest
 from nobsp.base import Finding, sort_findings
 from nobsp.frames import frame_of
-from nobsp.messages import count, suggest
 from nobsp.numerics import evenly_spaced
 from nobsp.reporting import packing
 from nobsp.reporting.audits import (
@@ -28,9 +27,18 @@ from nobsp.reporting.audits import (
 from nobsp.reporting.packing import Fact, Labels, Names, PageData, known, packed, packed_codes
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions, measure_bands
-from nobsp.tabular.lookup import Chunk, Feature, LevelAxis, NumberAxis, TermTable
-from nobsp.tabular.reading import feature_position, level_axes, read_columns, read_tables
-from nobsp.tabular.scoring import outside_finding
+from nobsp.tabular.health import outside_finding
+from nobsp.tabular.lookup import (
+    Chunk,
+    Feature,
+    LevelAxis,
+    NumberAxis,
+    TermTable,
+    feature_position,
+    level_axes,
+    read_columns,
+    read_tables,
+)
 
 Truth = Mapping[str, Callable[[Any], Any]] | None
 # An NObSP, compiled functions or None; told by attributes, so that torch is not needed.

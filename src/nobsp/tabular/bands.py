@@ -14,8 +14,7 @@ from nobsp.numerics import evenly_spaced
 from nobsp.tabular.correction import Fit, level_strengths
 from nobsp.tabular.features import Points
 from nobsp.tabular.lookup import Array, Chunk
-from nobsp.tabular.pieces import TablePiece
-from nobsp.tabular.purification import occupancy, purify, read, transfer
+from nobsp.tabular.tables import TablePiece, occupancy, purify, read, transfer
 
 # Copies of the calibration that bands are made of.
 COPIES = 64

@@ -1,8 +1,15 @@
-"""From a setting to functions that are fitted together: grids, interactions, correction, health."""
+"""All terms at once: tables over the background, the head as prior, and a correction judged on rows held out.
+
+    f(x) ≈ base + Σ_S [ Δ̃_S(x_S) Wᵀ + Δ̃_S(x_S held at the calibrated range) δ_S ]
+
+Δ_S is the representation of the term's features averaged over the background rows, and purified: what a pair does on
+average over its partner's calibration rows belongs to the feature alone. The first part is partial dependence; δ is
+fitted with a ridge, so that few rows lead back to partial dependence and not to nonsense.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -11,35 +18,135 @@ import torch
 from torch import Tensor
 
 from nobsp.base import Finding
+from nobsp.calibration import Run
 from nobsp.network.inference import use_threads
-from nobsp.network.inputs import Subset
+from nobsp.network.inputs import Subset, Summary
+from nobsp.network.progress import progress_bar
 from nobsp.network.readout import as_model_takes
-from nobsp.tabular.bands import spread_of_curves
-from nobsp.tabular.budget import (
+from nobsp.tabular.bands import Traces, spread_of_curves
+from nobsp.tabular.correction import Fit, share_explained
+from nobsp.tabular.effort import (
+    FULL,
+    MEASURED_DIRECTLY,
+    MOST_STEPS,
     BudgetSpentError,
+    Effort,
     Meter,
+    Represent,
     announce,
+    choose_effort,
+    count_operations,
     plan_spending,
     probing_cost,
 )
-from nobsp.tabular.correction import Fit, share_explained
-from nobsp.tabular.effort import MEASURED_DIRECTLY, Effort, choose_effort, count_operations
-from nobsp.tabular.estimate import Estimate, make_functions
-from nobsp.tabular.examination import LOW_SHARE, Validity, examine
-from nobsp.tabular.grids import Represent, Tabulator
-from nobsp.tabular.lookup import Array
-from nobsp.tabular.purification import read
-from nobsp.tabular.sample import Sample
-from nobsp.tabular.setting import Setting
-from nobsp.tabular.terms import Terms, fit_terms
-from nobsp.tabular.validity import (
+from nobsp.tabular.estimate import Batch, Estimate, Terms, decide_estimate, make_functions
+from nobsp.tabular.examination import (
+    LOW_SHARE,
     TOO_FEW_ROWS,
+    Validity,
     choose_by_neighbourhoods,
     cluster_finding,
     coarse_features,
+    examine,
     few_rows_findings,
     hold_out_neighbourhoods,
 )
+from nobsp.tabular.features import FEW_VALUES, Domain
+from nobsp.tabular.grids import Backgrounds, Tabulator
+from nobsp.tabular.lookup import Array
+from nobsp.tabular.rows import Rows, Sample
+from nobsp.tabular.selection import (
+    Calibration,
+)
+from nobsp.tabular.setting import Problem, Setting
+from nobsp.tabular.tables import (
+    Tables,
+    occupancy,
+    read,
+)
+from nobsp.tabular.tabulation import Tabulation
+
+
+class FittedTogether:
+    """All terms in one regression, with the head as prior."""
+
+    takes_weights = True
+    reads_tables = True
+
+    def calibrate(
+        self,
+        run: Run,
+        rows: Rows,
+        problem: Problem,
+        *,
+        known: Estimate | None,
+        progress: bool,
+    ) -> tuple[Summary, Estimate]:
+        """Reads the rows, then fits on the sample of them that is in memory."""
+        del known  # nothing can be taken over
+        groups = problem.columns.features.columns
+        summary = run.accumulate(
+            rows, Summary(groups), Summary.update, name="reading", progress=progress
+        )
+        estimate = decide_estimate(
+            run, lambda: calibrate_terms(problem.with_rows(summary), progress=progress)
+        )
+        return summary, estimate
+
+    def require_mergeable(
+        self, mine: Estimate, theirs: Estimate, *, summaries: tuple[Summary, Summary]
+    ) -> None:
+        """Raises a ValueError where the two samples of rows do not belong together, or are missing."""
+        first, second = summaries
+        if first.groups != second.groups or mine.reference != theirs.reference:
+            raise ValueError(
+                "the two calibrations have different features or references; calibrate both alike."
+            )
+        if len(first.sample) == 0 or len(second.sample) == 0:
+            raise ValueError(
+                "merge needs the calibration rows, which were not saved; save with mergeable=True."
+            )
+
+    def merge(self, mine: Estimate, theirs: Estimate, setting: Setting) -> Estimate:
+        """Fits anew on both samples of rows."""
+        del mine, theirs
+        return calibrate_terms(setting)
+
+    def values(
+        self, estimate: Estimate, batch: Batch, represent: Represent, *, batch_size: int
+    ) -> Tensor:
+        """Contributions from tables, and from the network for the terms that have none."""
+        if not estimate.direct:
+            return batch.from_tables
+        values = batch.no_values(len(estimate.terms))
+        for number, table in enumerate(estimate.functions.tables):
+            values[:, estimate.terms.index(table.features)] = batch.from_tables[:, number]
+
+        # Rows that the model refuses as a whole have such terms too, held where it answers.
+        inputs = batch.inputs(batch.complete)
+        for direct in estimate.direct:
+            position = estimate.terms.index(direct.term)
+            values[:, position] = 0.0  # of a missing number; the residual has the rest
+            values[batch.complete, position] = direct(represent, inputs, batch_size=batch_size)
+        return values
+
+    def term_values(
+        self,
+        estimate: Estimate,
+        term: Subset,
+        inputs: Tensor,
+        represent: Represent,
+        *,
+        batch_size: int,
+    ) -> Tensor:
+        """Contributions of a term without a table."""
+        direct = next(direct for direct in estimate.direct if direct.term == term)
+        return direct(represent, inputs, batch_size=batch_size)
+
+    def without_rows(self, estimate: Estimate) -> Estimate:
+        """The same without background rows, which are rows of the calibration table."""
+        return replace(estimate, background=None)
+
 
 # Rows on which importances are measured.
 MEASURED_ROWS = 2048
@@ -240,3 +347,100 @@ def _find_coarse(setting: Setting, terms: Terms, represent: Represent) -> list[i
         represent, terms.background, setting.weight, batch_size=setting.options.batch_size
     )
     return coarse_features(terms.tables, setting.domains, tabulate, terms.fit.sample)
+
+
+def fit_terms(
+    sample: Sample,
+    domains: Sequence[Domain],
+    represent: Represent,
+    weight: Tensor,
+    *,
+    background: int | Tensor,
+    pairs: Sequence[Subset] | int | None,
+    ridge: float | None,
+    batch_size: int,
+    effort: Effort = FULL,
+    meter: Meter | None = None,
+    progress: bool = False,
+) -> Terms:
+    """Fits all terms.
+
+    `pairs` are the interactions to fit, how many of the strongest pairs, or None for those pairs and triples that pay
+    on rows held out.
+    """
+    meter = meter or Meter()
+    backgrounds = Backgrounds(
+        represent,
+        background,
+        sample.inputs,
+        weight,
+        numbers=_shifted_columns(domains, sample),
+        batch_size=batch_size,
+    )
+
+    with progress_bar(enabled=progress, description="tabulating", unit=" terms") as bar:
+        tabulation = Tabulation(sample, weight, effort, backgrounds, meter, bar)
+        mains = tabulation.tabulate_mains(domains)
+
+        calibration = Calibration(tabulation, ridge)
+        if pairs is None:
+            calibrated = calibration.fit_paying(mains)
+        elif isinstance(pairs, int):
+            calibrated = calibration.fit_strongest(mains, pairs)
+        else:
+            calibrated = calibration.fit_named(mains, pairs)
+
+    meter.reserved = 0
+    return Terms(
+        fit=calibrated.fit,
+        traces=_traces(calibrated.tables, calibrated.terms),
+        strengths=calibrated.screen.strengths,
+        forward_rows=max(meter.spent, backgrounds.forward_rows),
+        economy=effort.most_knots < FULL.most_knots,
+        thresholds=_count_thresholds(domains),
+        offsets=_prior_offsets(calibrated.tables),
+        background=calibrated.tables.background,
+    )
+
+
+def _shifted_columns(domains: Sequence[Domain], sample: Sample) -> list[int]:
+    """Columns of amounts, which are shifted in the background rows to the mean of all rows."""
+    columns = []
+    for domain in domains:
+        if domain.feature.kind == "numbers":  # a group may hold flags beside amounts
+            columns += [
+                column
+                for column in domain.columns
+                if len(np.unique(sample.inputs[:, column].numpy())) > FEW_VALUES
+            ]
+        elif domain.reaches and domain.span and len(domain.columns) == 1:
+            columns.append(domain.columns[0])
+    return columns
+
+
+def _traces(tables: Tables, fitted: Collection[Subset]) -> Traces:
+    """What bands are made of, for the terms that were fitted."""
+    pair_lines = tables.pair_lines.points
+    triple_lines = tables.triple_lines.points
+    return Traces(
+        mains={k: (main.points, main.table.outputs) for k, main in tables.mains.items()},
+        lines={k: (points, tables.pair_places[k]) for k, points in pair_lines.items()},
+        grids={grid.term: grid.outputs for grid in tables.pairs if grid.term in fitted},
+        triple_lines={k: (points, tables.triple_places[k]) for k, points in triple_lines.items()},
+        triples={grid.term: grid.outputs for grid in tables.triples if grid.term in fitted},
+    )
+
+
+def _count_thresholds(domains: Sequence[Domain]) -> dict[int, tuple[int, int]]:
+    """Per feature with steps the thresholds that its table has, and all."""
+    counts = {k: len(domain.steps) for k, domain in enumerate(domains) if len(domain.steps)}
+    return {k: (min(count, MOST_STEPS), count) for k, count in counts.items()}
+
+
+def _prior_offsets(tables: Tables) -> dict[int, Tensor]:
+    """Per feature with a table the mean of its prior part over the rows."""
+    offsets = {}
+    for k, main in tables.mains.items():
+        share = occupancy(main.points, tables.rows)
+        offsets[k] = share @ main.table.mean @ tables.weight
+    return offsets

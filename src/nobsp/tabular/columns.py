@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, Frame, TableLike
+from nobsp.arguments import suggest
 from nobsp.frames import frame_of, is_missing, match_columns
-from nobsp.messages import suggest
 from nobsp.network.adapted import Adapted, grouping_rows
 from nobsp.network.inputs import (
     MOST_CODES,

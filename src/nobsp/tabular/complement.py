@@ -32,20 +32,18 @@ from nobsp.published import (
 )
 from nobsp.published.sums import Parts
 from nobsp.tabular.correction import share_explained
-from nobsp.tabular.effort import FULL, PAIR_REACH
+from nobsp.tabular.effort import FULL, PAIR_REACH, Represent
 from nobsp.tabular.estimate import Batch, Estimate, decide_estimate, make_functions
 from nobsp.tabular.examination import feature_findings, share_findings
 from nobsp.tabular.features import Points
-from nobsp.tabular.grids import Represent, Tabulator
+from nobsp.tabular.grids import Tabulator
 from nobsp.tabular.health import Health, TermHealth
 from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import Array, TermTable
-from nobsp.tabular.purification import transfer
-from nobsp.tabular.rows import Rows, TableRows, read_ahead, require_passes
-from nobsp.tabular.sample import Sample
+from nobsp.tabular.rows import Rows, Sample, TableRows, read_ahead, require_passes
 from nobsp.tabular.selection import screen_pairs
 from nobsp.tabular.setting import Problem, Setting
-from nobsp.tabular.tables import Main
+from nobsp.tabular.tables import Main, transfer
 from nobsp.tabular.tabulation import refine_main, tabulate_main
 
 Strengths = dict[Subset, float]

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from nobsp.network.inputs import Subset
 from nobsp.numerics import r_squared
+from nobsp.tabular.effort import DIRECT_ROWS
 from nobsp.tabular.features import Domain
-from nobsp.tabular.folds import FOLDS, deal_folds
 from nobsp.tabular.lookup import TermTable
-from nobsp.tabular.pieces import DirectPiece, DirectTerm, Piece, TablePiece
-from nobsp.tabular.sample import Sample
+from nobsp.tabular.rows import FOLDS, Sample, deal_folds
+from nobsp.tabular.tables import DirectPiece, DirectTerm, Piece, TablePiece
 
 # Strengths of the ridge that held-out rows choose from, relative to the columns' mean variance.
 ALPHAS = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0, 100.0, 1e4)
@@ -41,8 +41,6 @@ TRIAL_FOLDS = 2
 MOST_NUMBERS = 20_000_000
 # The fewest rows of a regression all the same.
 FEWEST_ROWS = 4096
-# Rows of a regression with terms that run through the network row by row.
-DIRECT_ROWS = 2048
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,17 +12,52 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp.calibration import Run
-from nobsp.network.inputs import Subset
+from nobsp.network.inputs import Subset, Summary
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.published import Published
-from nobsp.tabular.distance import Reach, measure_reach
+from nobsp.tabular.bands import Traces
+from nobsp.tabular.correction import Fit
+from nobsp.tabular.effort import Represent
 from nobsp.tabular.features import Domain, own_columns
 from nobsp.tabular.functions import Functions, Measure, measure_bands, measure_bands_later
-from nobsp.tabular.health import Health
+from nobsp.tabular.health import Health, Reach, measure_reach
 from nobsp.tabular.lookup import TermTable
-from nobsp.tabular.pieces import DirectTerm
-from nobsp.tabular.sample import Sample
-from nobsp.tabular.setting import Setting
+from nobsp.tabular.rows import Rows, Sample
+from nobsp.tabular.setting import Problem, Setting
+from nobsp.tabular.tables import (
+    DirectTerm,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """Fitted terms."""
+
+    fit: Fit
+    traces: Traces
+    # per pair the spread that its features make only together, as a share of the output's
+    strengths: dict[Subset, float]
+    forward_rows: int
+    economy: bool  # whether the model takes too many operations a row for full tables
+    thresholds: dict[int, tuple[int, int]]  # of a feature's steps: those in its table, and all
+    # what a feature's prior part is measured from; for levels that were not seen
+    offsets: dict[int, Tensor]
+    background: Tensor
+
+    @property
+    def order(self) -> tuple[Subset, ...]:
+        """All terms, single features first."""
+        return tuple(piece.term for piece in self.fit.pieces)
+
+    @property
+    def tables(self) -> tuple[TermTable, ...]:
+        """The terms that have tables."""
+        return tuple(term for term in self.fit.functions if isinstance(term, TermTable))
+
+    @property
+    def direct(self) -> tuple[DirectTerm, ...]:
+        """The terms that run through the network row by row."""
+        return tuple(term for term in self.fit.functions if isinstance(term, DirectTerm))
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,3 +204,48 @@ def _baseline_position(domain: Domain, baseline: Sample) -> float:
     if domain.span is None:
         return float("nan")
     return float(baseline.own[domain.feature.columns[0]][0])
+
+
+class Method(Protocol):
+    """How functions are estimated, and how rows are given contributions with them."""
+
+    takes_weights: bool  # whether rows may have weights and groups
+    reads_tables: bool  # whether the function of a term that has a table is its table
+
+    def calibrate(
+        self,
+        run: Run,
+        rows: Rows,
+        problem: Problem,
+        *,
+        known: Estimate | None,
+        progress: bool,
+    ) -> tuple[Summary, Estimate]:
+        """What the rows look like, and what is estimated from them."""
+
+    def require_mergeable(
+        self, mine: Estimate, theirs: Estimate, *, summaries: tuple[Summary, Summary]
+    ) -> None:
+        """Raises a ValueError where two calibrations cannot be merged."""
+
+    def merge(self, mine: Estimate, theirs: Estimate, setting: Setting) -> Estimate:
+        """The estimate from the rows of both; `setting` has what all of them look like."""
+
+    def values(
+        self, estimate: Estimate, batch: Batch, represent: Represent, *, batch_size: int
+    ) -> Tensor:
+        """Contributions of all terms in their order, (rows, terms, outputs)."""
+
+    def term_values(
+        self,
+        estimate: Estimate,
+        term: Subset,
+        inputs: Tensor,
+        represent: Represent,
+        *,
+        batch_size: int,
+    ) -> Tensor:
+        """Contributions of one term that needs the network, (rows, outputs)."""
+
+    def without_rows(self, estimate: Estimate) -> Estimate:
+        """The same without calibration rows, and without what only `merge` needs."""

@@ -15,42 +15,39 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from nobsp.arguments import quote
+from nobsp.arguments import quote, require_whole_number
 from nobsp.base import Explainer, Plots, sort_findings
 from nobsp.calibration import Engine, Run, choose_engine
 from nobsp.calibration.ray import RayRun
 from nobsp.deprecation import warn_renamed
-from nobsp.messages import require_whole_number
 from nobsp.models import adapt
 from nobsp.models.unseen import unseen_levels
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
 from nobsp.network.inference import checked_device
-from nobsp.network.modes import keeps_torch_modes
 from nobsp.network.progress import with_progress
 from nobsp.network.readout import Network, as_model_takes, running_on
+from nobsp.network.visit import keeps_torch_modes
 from nobsp.serialization import damage_in_words
 from nobsp.tabular import files
 from nobsp.tabular.columns import input_values
+from nobsp.tabular.dependence import suggest_features
+from nobsp.tabular.estimate import Method
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.files import CHECKPOINTED
-from nobsp.tabular.fitted import Fitted
+from nobsp.tabular.fitted import Fitted, method_of, removal_effects, stand_ins
 from nobsp.tabular.functions import Functions, function_of, measure_bands
-from nobsp.tabular.health import Health
-from nobsp.tabular.indexing import output_position, term_name
-from nobsp.tabular.method import Method, method_of
-from nobsp.tabular.options import Options
-from nobsp.tabular.removal import removal_effects, stand_ins
-from nobsp.tabular.rows import read_rows
-from nobsp.tabular.scoring import (
+from nobsp.tabular.health import (
     ExplainedWorseWarning,
+    Health,
     MultiOutput,
     average_share,
     compare_with_headline,
     outside_finding,
     share_on_rows,
 )
-from nobsp.tabular.setting import Setting, pose_problem, prepare_data
-from nobsp.tabular.suggestions import suggest_features
+from nobsp.tabular.indexing import output_position, term_name
+from nobsp.tabular.rows import read_rows
+from nobsp.tabular.setting import Options, Setting, pose_problem, prepare_data
 
 # Calibrations of which it was said that rows are explained worse than the headline.
 _WARNED: WeakSet[Fitted] = WeakSet()

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp._typing import BoolArray
 from nobsp.frames import is_missing
 from nobsp.network.adapted import Adapted
 from nobsp.network.inputs import Summary
 from nobsp.numerics import evenly_spaced
-from nobsp.tabular.answers import Mask
 from nobsp.tabular.columns import Columns, input_values, level_labels
 from nobsp.tabular.lookup import (
     Array,
@@ -66,7 +66,7 @@ class Points:
     held: Places
     name: str = ""  # what the feature is called, for messages
     # which points stand for themselves, not for the last one that the preprocessing takes; None for all
-    encoded: Mask | None = None
+    encoded: BoolArray | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -197,7 +197,7 @@ class Domain:
             encoded=encoded,
         )
 
-    def _encode_or_hold(self, knots: Array, held: Places) -> tuple[Tensor, Mask | None]:
+    def _encode_or_hold(self, knots: Array, held: Places) -> tuple[Tensor, BoolArray | None]:
         """Knots as the network takes them; those that the preprocessing does not take as the last that it does."""
         try:
             return self.encode(knots[:, None]), None
@@ -237,7 +237,7 @@ class Domain:
 
         return self.number_points(np.unique(np.concatenate(knots)))
 
-    def limited_to(self, points: Points, answered: Mask | None) -> Domain:
+    def limited_to(self, points: Points, answered: BoolArray | None) -> Domain:
         """The same, known to end at the last of some points for which the model answered."""
         if not isinstance(points.axis, NumberAxis):
             return self

@@ -19,12 +19,10 @@ from nobsp.projection import Ridge
 from nobsp.published import Accumulator, Isolation, Plan, Published, Solution
 from nobsp.tabular.columns import Columns, Seen, input_values
 from nobsp.tabular.estimate import Estimate
-from nobsp.tabular.fitted import Fitted
+from nobsp.tabular.fitted import Fitted, method_of
 from nobsp.tabular.functions import CLASSES
-from nobsp.tabular.method import method_of
-from nobsp.tabular.options import Options, plain
-from nobsp.tabular.pieces import DirectTerm
-from nobsp.tabular.setting import find_readout
+from nobsp.tabular.setting import Options, find_readout, plain
+from nobsp.tabular.tables import DirectTerm
 
 KIND = "tabular explainer"
 VERSION = 6

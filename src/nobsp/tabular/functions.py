@@ -13,17 +13,24 @@ import numpy as np
 
 from nobsp import serialization
 from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, TableLike
-from nobsp.arguments import numbers_of, require_choice, require_number
+from nobsp.arguments import count, numbers_of, require_choice, require_number, require_whole_number
 from nobsp.base import Finding
 from nobsp.frames import as_table
-from nobsp.messages import count, require_whole_number
-from nobsp.tabular.distance import Reach
 from nobsp.tabular.explanation import Explanation
-from nobsp.tabular.health import Health, TermHealth
+from nobsp.tabular.health import Health, MultiOutput, Reach, TermHealth, average_share
 from nobsp.tabular.indexing import Term, output_position, term_name
-from nobsp.tabular.lookup import Axis, Chunk, Feature, LevelAxis, NumberAxis, TermTable, value_rows
-from nobsp.tabular.reading import feature_position, read_columns, read_tables
-from nobsp.tabular.scoring import MultiOutput, average_share
+from nobsp.tabular.lookup import (
+    Axis,
+    Chunk,
+    Feature,
+    LevelAxis,
+    NumberAxis,
+    TermTable,
+    feature_position,
+    read_columns,
+    read_tables,
+    value_rows,
+)
 
 # The word that files have for it.
 KIND = "compiled explainer"

@@ -1,4 +1,9 @@
-"""The network on knots and grids, averaged over the background rows."""
+"""The network on knots and grids, averaged over background rows.
+
+Tables reach beyond the calibrated range, where a model may raise or give no finite number. A knot there that the model
+cannot answer takes the answer of the last one, seen from the range, that it can; inside the range such a value is an
+error that names it.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +13,97 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp.tabular.answers import (
-    Mask,
-    UnansweredError,
-    answered_nodes,
-    last_answered,
-    run_where_answered,
-)
-from nobsp.tabular.budget import BudgetSpentError
+from nobsp._typing import BoolArray
+from nobsp.tabular.effort import BudgetSpentError, Represent
 from nobsp.tabular.features import FEW_VALUES, Domain, Points
 from nobsp.tabular.lookup import Array, Chunk, NumberAxis, Places
 
-Represent = Callable[[Tensor], Tensor]
+
+class UnansweredError(ValueError):
+    """The model gives no finite answer for values inside the calibrated range."""
+
+
+def run_where_answered(
+    represent: Callable[[Tensor], Tensor], rows: Tensor, *, width: int, group: int
+) -> tuple[Tensor, Exception | None]:
+    """Representations in float64 on the CPU, NaN where the model raises, and what it raised last.
+
+    A batch that raises is halved until the rows are found, in whole groups: those of one knot are lost together.
+    """
+    try:
+        # Warnings of numpy would be about values that we chose.
+        with np.errstate(all="ignore"):
+            return represent(rows).to("cpu", torch.float64), None
+    except (BudgetSpentError, MemoryError, OSError, torch.OutOfMemoryError):
+        raise  # about the machine, not about the values
+    except Exception as failure:  # noqa: BLE001 - models check their domain with errors of any kind
+        if len(rows) <= group:
+            nothing = torch.full((len(rows), width), torch.nan, dtype=torch.float64)
+            return nothing, failure
+
+    groups = -(-len(rows) // group)
+    middle = (groups // 2) * group
+    first, first_failure = run_where_answered(represent, rows[:middle], width=width, group=group)
+    second, second_failure = run_where_answered(represent, rows[middle:], width=width, group=group)
+    return torch.cat([first, second]), second_failure or first_failure
+
+
+def answered_nodes(mean: Tensor, outputs: Tensor) -> BoolArray:
+    """Which nodes of a grid have finite answers over all background rows."""
+    finite = mean.isfinite().all(-1)
+    # Outputs are kept in single precision, where they may overflow although their mean does not.
+    finite &= outputs.isfinite().all(-1).all(0)
+    return finite.numpy()
+
+
+def last_answered(answered: BoolArray, held: Sequence[NDArray[np.intp]]) -> list[NDArray[np.intp]]:
+    """For every node of a grid, the node whose answer it takes, as indices along every axis.
+
+    Args:
+        answered: Which nodes have an answer, one dimension per axis.
+        held: Per axis, the node at the end of the calibrated range for every node beyond it; itself for others.
+
+    Raises:
+        UnansweredError: With the indices of a node inside the range that has no answer.
+    """
+    inward: list[NDArray[np.intp]] = []
+    for ends in held:
+        nodes = np.arange(len(ends), dtype=np.intp)
+        inward.append(nodes + np.sign(ends - nodes))
+
+    reliable = answered.copy()
+    for axis, steps in enumerate(inward):
+        _distrust_beyond(reliable, axis, steps)
+
+    sources: list[NDArray[np.intp]] = list(np.indices(answered.shape, dtype=np.intp))
+    while True:
+        is_lacking = ~reliable[tuple(sources)]
+        if not is_lacking.any():
+            return sources
+
+        moved: list[NDArray[np.intp]] = [
+            np.where(is_lacking, steps[index], index)
+            for steps, index in zip(inward, sources, strict=True)
+        ]
+        stayed = [new == old for new, old in zip(moved, sources, strict=True)]
+        is_stuck = is_lacking & np.all(stayed, axis=0)
+        if is_stuck.any():
+            node = tuple(int(index[is_stuck][0]) for index in sources)
+            raise UnansweredError(node)
+        sources = moved
+
+
+def _distrust_beyond(reliable: BoolArray, axis: int, inward: NDArray[np.intp]) -> None:
+    """Marks what lies further out than an unanswered node: past the end of a domain, answers mean nothing."""
+    lines = np.moveaxis(reliable, axis, 0)
+    below = np.flatnonzero(inward > np.arange(len(inward)))[::-1]
+    above = np.flatnonzero(inward < np.arange(len(inward)))
+    for node in (*below, *above):
+        lines[node] &= lines[inward[node]]
+
 
 # Where a segment is cut first to see whether it bends: not in the middle, where a wave crosses its chord.
 _FIRST_CUT = 0.382
@@ -38,7 +120,7 @@ class Table(NamedTuple):
     # the head's share for every background row by itself, (background, points …, outputs)
     outputs: Tensor
     # at which points the model answered, (points …); elsewhere values are those of another point. None for all
-    answered: Mask | None = None
+    answered: BoolArray | None = None
 
 
 class Tabulator:
@@ -162,7 +244,7 @@ class _Line:
     knots: Array
     mean: Tensor  # (knots, width)
     outputs: Tensor  # (background, knots, outputs)
-    answered: Mask  # which knots stand for themselves
+    answered: BoolArray  # which knots stand for themselves
     bends: Array  # per segment, how far from straight the function is where it was cut last
 
     def segments_to_cut(self, most: int) -> Places:
@@ -256,7 +338,7 @@ def refine_knots(
     return domain.number_points(line.knots), refined
 
 
-def _stand_for_themselves(points: Points, table: Table) -> Mask:
+def _stand_for_themselves(points: Points, table: Table) -> BoolArray:
     """Which knots have values of their own, not those of another knot."""
     assert isinstance(points.axis, NumberAxis)
     count = len(points.axis.knots)
@@ -268,7 +350,7 @@ def _stand_for_themselves(points: Points, table: Table) -> Mask:
     return own_values
 
 
-def _first_bends(domain: Domain, axis: NumberAxis, answered: Mask, rows: Chunk) -> Array:
+def _first_bends(domain: Domain, axis: NumberAxis, answered: BoolArray, rows: Chunk) -> Array:
     """Segments that may bend, as infinite: nothing was measured yet; zero for those that are not looked at."""
     assert domain.span is not None
     low, high = domain.span
@@ -310,3 +392,187 @@ def _cut_segments(
     away = (mean - line.between(segments, share)) @ tabulate.weight / unit
     line.bends[segments] = away.abs().amax(1).numpy()
     line.insert(segments, numbers[answered], mean, outputs)
+
+
+# Most that background rows are drawn apart: more would be outliers' work.
+MOST_STRETCH = 2.0
+# Rows of the table that a draw of background rows is compared with: distances to all of them would take long.
+_COMPARED_ROWS = 512
+# Draws that are compared: a single one may miss a tail of the rows.
+_DRAWS = 64
+# Between these quantiles of a column its middle lies: no mean is shifted further than their distance.
+_MIDDLE_HALF = (0.25, 0.75)
+
+
+class Backgrounds:
+    """Tabulators over few or many of the background rows, each made once."""
+
+    def __init__(
+        self,
+        represent: Represent,
+        background: int | Tensor,
+        rows: Tensor,
+        weight: Tensor,
+        *,
+        numbers: Sequence[int],
+        batch_size: int,
+    ) -> None:
+        self._represent = represent
+        self._background = background
+        self._rows = rows
+        self._weight = weight
+        self._numbers = numbers
+        self._batch_size = batch_size
+        self._tabulators: dict[int, Tabulator] = {}
+        self._spread: Tabulator | None = None
+
+    @property
+    def most(self) -> int:
+        """Background rows there can be."""
+        if isinstance(self._background, Tensor):
+            return len(self._background)
+        return min(self._background, len(self._rows))
+
+    @property
+    def forward_rows(self) -> int:
+        """Rows that ran through the network so far."""
+        rows = sum(tabulate.forward_rows for tabulate in self._tabulators.values())
+        return rows if self._spread is None else rows + self._spread.forward_rows
+
+    def of_rows(self, count: int) -> Tabulator:
+        """A tabulator over so many rows, or as many as there are."""
+        count = min(count, self.most)
+        if count not in self._tabulators:
+            rows = self._choose(count)
+            self._tabulators[count] = Tabulator(
+                self._represent, rows, self._weight, batch_size=self._batch_size
+            )
+        return self._tabulators[count]
+
+    def with_spread(self, count: int) -> Tabulator:
+        """The same, the amounts in its rows spread as they are in the calibration rows.
+
+        For terms without a table: nothing purifies them, and few background rows are too close to their mean. A
+        feature that multiplies another one's square would be shown too weak.
+        """
+        if self._spread is None:
+            rows = self.of_rows(count).background
+            if not isinstance(self._background, Tensor):
+                rows = _respread(rows, self._rows, list(self._numbers))
+            self._spread = Tabulator(
+                self._represent, rows, self._weight, batch_size=self._batch_size
+            )
+        return self._spread
+
+    def _choose(self, count: int) -> Tensor:
+        if isinstance(self._background, Tensor):
+            if count == len(self._background):
+                return self._background
+            rows = self._background
+        else:
+            rows = self._rows
+        return choose_background(rows, count, self._numbers, self._represent)
+
+
+def _respread(background: Tensor, rows: Tensor, columns: list[int]) -> Tensor:
+    """Background rows whose columns have the standard deviation of all rows, inside their range."""
+    if not columns or not background.is_floating_point() or len(background) < 2:
+        return background
+
+    values = rows[:, columns].double()
+    few = background[:, columns].double()
+    spread_of_few = few.std(0, correction=0).clamp_min(1e-300)
+    stretch = values.std(0, correction=0) / spread_of_few
+    stretch = stretch.clamp(1 / MOST_STRETCH, MOST_STRETCH)
+
+    centre = few.mean(0)
+    stretched = centre + (few - centre) * stretch
+    inside = stretched.clamp(values.amin(0), values.amax(0))
+
+    moved = background.clone()
+    moved[:, columns] = inside.to(background.dtype)
+    return moved
+
+
+def choose_background(
+    rows: Tensor, count: int, numbers: Sequence[int], represent: Represent
+) -> Tensor:
+    """`count` rows that stand for all of them, columns of amounts (`numbers`) shifted to the mean of all rows.
+
+    The shift fixes the gauge between base and functions: without it the mean of the background moves with the draw.
+    """
+    chosen = rows if count >= len(rows) else rows[draw_rows(rows, count)]
+    if not rows.is_floating_point() or not len(numbers):
+        return chosen.clone()
+    return _shift_to_mean(chosen.to(torch.float64), rows, list(numbers), represent)
+
+
+def draw_rows(rows: Tensor, count: int) -> Tensor:
+    """Positions of `count` rows: of several random draws the one closest to all rows by energy distance."""
+    # A generator of our own: the caller's random numbers stay where they were.
+    generator = torch.Generator().manual_seed(0)
+    scaled = _standardize(rows.to(torch.float64))
+    compared = scaled[torch.randperm(len(rows), generator=generator)[:_COMPARED_ROWS]]
+
+    best = torch.arange(count)
+    least = float("inf")
+    for _ in range(_DRAWS):
+        drawn = torch.randperm(len(rows), generator=generator)[:count]
+        distance = _energy_distance(scaled[drawn], compared)
+        if distance < least:
+            best = drawn
+            least = distance
+    return best
+
+
+def _standardize(rows: Tensor) -> Tensor:
+    """Columns with mean zero and standard deviation one; constant ones are zero."""
+    spread = rows.std(0, correction=0)
+    return (rows - rows.mean(0)) / torch.where(spread > 0, spread, 1.0)
+
+
+def _energy_distance(drawn: Tensor, compared: Tensor) -> float:
+    """2 E|a − b| − E|a − a'|, less what does not depend on the draw."""
+    pairs = len(drawn) * (len(drawn) - 1)
+    within = torch.cdist(drawn, drawn).sum() / max(pairs, 1)
+    across = torch.cdist(drawn, compared).mean()
+    return float(2 * across - within)
+
+
+def _shift_to_mean(
+    chosen: Tensor, rows: Tensor, columns: list[int], represent: Represent
+) -> Tensor:
+    """Background rows with some columns shifted to the mean of all rows, as far as the model answers there."""
+    values = rows[:, columns].to(torch.float64)
+    shift = values.mean(0) - chosen[:, columns].mean(0)
+    # A mean that single outliers carry lies where no row does: nothing is shifted there.
+    quartiles = values.quantile(torch.tensor(_MIDDLE_HALF, dtype=torch.float64), dim=0)
+    shift = torch.where(shift.abs() <= quartiles[1] - quartiles[0], shift, 0.0)
+
+    shifted = _shift_columns(chosen, columns, shift)
+    if _answers(represent, shifted):
+        return shifted
+
+    # No column is shifted out of the rows' range, where the model's domain may end.
+    below = shifted[:, columns] < values.amin(0)
+    above = shifted[:, columns] > values.amax(0)
+    leaves_range = (below | above).any(0)
+    shifted = _shift_columns(chosen, columns, torch.where(leaves_range, 0.0, shift))
+    if _answers(represent, shifted):
+        return shifted
+
+    # Some models know nothing between the values of the rows, such as those that look up codes.
+    return chosen
+
+
+def _shift_columns(rows: Tensor, columns: list[int], shift: Tensor) -> Tensor:
+    """A copy of rows with some columns shifted."""
+    moved = rows.clone()
+    moved[:, columns] += shift
+    return moved
+
+
+def _answers(represent: Represent, rows: Tensor) -> bool:
+    """Whether the model gives finite answers for all of some rows."""
+    answers, failure = run_where_answered(represent, rows, width=1, group=len(rows))
+    return failure is None and bool(answers.isfinite().all())

@@ -1,11 +1,19 @@
-"""How well functions describe their model."""
+"""How well functions describe their model: on held-out rows, on any rows, and how far rows are from those seen."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from nobsp._typing import FloatArray
 from nobsp.base import Finding, describe_findings, is_healthy
+from nobsp.numerics import r_squared
 
 # Differences between the two held-out R² that would not show with three decimals are not written.
 _SMALLEST_DIFFERENCE = 0.0005
@@ -115,3 +123,206 @@ def _smallest(shares: tuple[float, ...]) -> float | None:
     """The smallest share that is a number; None where there is none."""
     numbers = [share for share in shares if not math.isnan(share)]
     return min(numbers) if numbers else None
+
+
+MultiOutput = Literal["uniform_average", "raw"]
+
+# Fewest rows whose R² is compared with the headline.
+COMPARED_ROWS = 50
+# Difference to the headline that is worth telling, and how many standard errors it must exceed.
+WORTH_TELLING = 0.05
+STANDARD_ERRORS = 2.0
+# Share of the rows that lie outside or far from what was calibrated, above which it is a warning; below, a note.
+MANY_ROWS = 0.05
+# Features with values outside what was calibrated that are named; the others are counted.
+MOST_NAMED = 5
+
+
+class ExplainedWorseWarning(UserWarning):
+    """Rows are explained clearly worse than the headline says."""
+
+
+def share_on_rows(predictions: FloatArray, residual: FloatArray) -> FloatArray:
+    """1 − Σ residual² / Σ (prediction − mean)² per output; NaN where an output does not vary beyond rounding."""
+    return r_squared(residual, predictions)
+
+
+def average_share(shares: FloatArray, multioutput: MultiOutput) -> float | FloatArray:
+    """One number, or one for every output, as scikit-learn's `r2_score` has it."""
+    if multioutput not in ("uniform_average", "raw"):
+        raise ValueError(f'multioutput must be "uniform_average" or "raw", found {multioutput!r}.')
+    if multioutput == "raw":
+        return shares
+    known = shares[np.isfinite(shares)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def scatter_on_rows(predictions: FloatArray, residual: FloatArray) -> FloatArray:
+    """Standard error of R² over rows, by the delta method."""
+    centred = np.square(predictions - predictions.mean(0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        left = np.square(residual).mean(0) / centred.mean(0)
+        influence = (np.square(residual) - left * centred) / centred.mean(0)
+    return np.asarray(influence.std(0) / max(len(predictions), 1) ** 0.5)
+
+
+def compare_with_headline(
+    predictions: FloatArray, residual: FloatArray, state: Any, names: Sequence[str]
+) -> Finding | None:
+    """A finding where these rows' R² is below the headline by more than both scatter, and by 0.05."""
+    if len(predictions) < COMPARED_ROWS or len(state.scatter) != len(names) or not state.held_out:
+        return None
+    headline = np.array(state.explained)
+    shares = share_on_rows(predictions, residual)
+    scatter = np.hypot(scatter_on_rows(predictions, residual), np.array(state.scatter))
+    lower = headline - shares
+    clearly = lower > np.maximum(WORTH_TELLING, STANDARD_ERRORS * scatter)  # False for NaN
+    if not clearly.any():
+        return None
+
+    output = int(np.where(clearly, lower, -np.inf).argmax())
+    subject = names[output] if len(names) > 1 else ""
+    message = (
+        f"R² on these {len(predictions):,} rows is {shares[output]:.3f}, where the held-out R² of the calibration is "
+        f"{headline[output]:.3f}."
+    )
+    errors = float(np.square(residual[:, output]).mean())
+    usual_errors = (1 - headline[output]) * state.variance[output] if state.variance else 0.0
+    if errors <= 1.5 * usual_errors:
+        message += " Errors are as usual: it is the predictions that vary less here."
+        return Finding("note", "fresh_rows", subject, message)
+    message += (
+        " Either the model was trained on the calibration rows, or these rows are of another kind. Calibrate on rows "
+        "that the model was not trained on, of the kind that is explained."
+    )
+    return Finding("warning", "fresh_rows", subject, message)
+
+
+def far_finding(far: NDArray[np.bool_]) -> Finding | None:
+    """How many rows are combinations far from all calibration rows."""
+    number = int(far.sum())
+    if not number:
+        return None
+    message = (
+        f"{number:,} of {len(far):,} rows are combinations of values far from all calibration rows, though every "
+        "single value is in range; they are flagged in `far`. Functions were not tested there."
+    )
+    return Finding(_severity(number, len(far)), "far", "", message)
+
+
+def outside_finding(outside: NDArray[np.bool_], feature_names: Sequence[str]) -> Finding | None:
+    """How many rows have values outside what was calibrated, and which features have them, most first."""
+    number = int(outside.any(1).sum())
+    if not number:
+        return None
+    per_feature = outside.sum(0)
+    order = np.argsort(-per_feature, kind="stable").tolist()
+    named = [
+        f"{feature_names[feature]} ({per_feature[feature]:,})"
+        for feature in order
+        if per_feature[feature]
+    ]
+    subject = ", ".join(named[:MOST_NAMED])
+    if len(named) > MOST_NAMED:
+        subject += f" and {len(named) - MOST_NAMED} more"
+
+    message = (
+        f"{number:,} of {len(outside):,} rows lie outside what was calibrated: a number out of range (its "
+        "function goes on), a missing value, or a level not seen. They are flagged in `outside`. Calibrate on rows "
+        "that cover them."
+    )
+    return Finding(_severity(number, len(outside)), "outside", subject, message)
+
+
+def _severity(number: int, rows: int) -> str:
+    """A warning where it concerns many rows, a note where few."""
+    is_many = number >= MANY_ROWS * rows and number > 1
+    return "warning" if is_many else "note"
+
+
+# Quantiles that a number's scores are read from.
+_QUANTILES = 41
+# Share of the calibration rows that are nearer than the limit.
+_USUAL = 0.999
+# Rows far must be further than the limit by this factor: it is known from few rows.
+_MARGIN = 1.1
+# Fewest rows for every number, and fewest numbers: below, a covariance says nothing.
+_ROWS_EACH = 10
+_FEWEST_NUMBERS = 2
+# Added to the covariance, so that numbers that are exactly correlated do no harm.
+_RIDGE = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """Which combinations of numbers are usual."""
+
+    columns: tuple[int, ...]  # of the caller's table
+    values: tuple[FloatArray, ...]  # per column, increasing quantiles
+    scores: tuple[FloatArray, ...]  # the normal scores there
+    precision: FloatArray  # inverse of the scores' covariance
+    limit: float  # largest usual d²
+
+    def beyond(self, columns: Mapping[int, NDArray[Any]]) -> NDArray[np.bool_]:
+        """Rows that are further than usual; a missing number counts as an average one."""
+        numbers = [np.asarray(columns[column], dtype=np.float64) for column in self.columns]
+        scores = _scores(numbers, self.values, self.scores)
+        return np.asarray(_squared(scores, self.precision) > self.limit)
+
+
+def measure_reach(columns: Mapping[int, NDArray[Any]]) -> Reach | None:
+    """What is usual among some rows; None where there are too few, or fewer than two numbers that vary."""
+    numbers = {
+        position: np.asarray(column, dtype=np.float64) for position, column in columns.items()
+    }
+    numbers = {k: x for k, x in numbers.items() if len(np.unique(x[np.isfinite(x)])) > 2}
+    rows = len(next(iter(numbers.values()))) if numbers else 0
+    if len(numbers) < _FEWEST_NUMBERS or rows < _ROWS_EACH * len(numbers):
+        return None
+
+    values = []
+    levels = []
+    for x in numbers.values():
+        known, normal = _normal_scores(x[np.isfinite(x)])
+        values.append(known)
+        levels.append(normal)
+    scores = _scores(list(numbers.values()), tuple(values), tuple(levels))
+
+    # Every half is judged by the other, as rows that are explained are.
+    distances = np.empty(rows)
+    halves = np.arange(rows) % 2
+    for half in (0, 1):
+        distances[halves == half] = _squared(
+            scores[halves == half], _precision(scores[halves != half])
+        )
+    limit = _MARGIN * float(np.quantile(distances, _USUAL))
+    return Reach(tuple(numbers), tuple(values), tuple(levels), _precision(scores), limit)
+
+
+def _normal_scores(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Quantiles of a number and the normal scores there; ties share their mean score."""
+    shares = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    shares[0] = 0.5 / len(x)
+    shares[-1] = 1 - shares[0]
+    quantiles = np.quantile(x, np.linspace(0, 1, _QUANTILES))
+    normal = np.array([NormalDist().inv_cdf(share) for share in shares])
+    known, place = np.unique(quantiles, return_inverse=True)
+    return known, np.bincount(place, normal) / np.bincount(place)
+
+
+def _scores(
+    numbers: list[FloatArray], values: tuple[FloatArray, ...], scores: tuple[FloatArray, ...]
+) -> FloatArray:
+    columns = []
+    for x, known, normal in zip(numbers, values, scores, strict=True):
+        columns.append(np.where(np.isfinite(x), np.interp(x, known, normal), 0.0))
+    return np.stack(columns, 1)
+
+
+def _precision(scores: FloatArray) -> FloatArray:
+    covariance = scores.T @ scores / len(scores)
+    return np.asarray(np.linalg.inv(covariance + _RIDGE * np.eye(len(covariance))))
+
+
+def _squared(scores: FloatArray, precision: FloatArray) -> FloatArray:
+    return np.asarray(((scores @ precision) * scores).sum(1))

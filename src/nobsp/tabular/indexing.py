@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nobsp.messages import count, free_name, join_names, suggest
+from nobsp.arguments import count, free_name, join_names, suggest
 
 Term = tuple[str, ...]
 

@@ -1,4 +1,8 @@
-"""The caller's rows, here or in a Ray dataset: read in batches, repeated by weight, alike on all ranks."""
+"""The rows: read in batches, repeated by weight, sampled into memory, and dealt into folds.
+
+Held-out rows are a fair judge only where they are no copies of rows that were fitted on. Identical rows always go
+together, and so do rows of a group that the caller names. For groups that nobody named there are neighbourhoods.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp._typing import ArrayLike, FloatArray, TableLike
-from nobsp.arguments import numbers_of
+from nobsp.arguments import numbers_of, suggest
 from nobsp.calibration import Run
 from nobsp.calibration.local import Fold, is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
-from nobsp.frames import take_rows
+from nobsp.frames import frame_of, is_missing, take_rows
 from nobsp.network.adapted import Adapted, grouping_rows, join_grouping_rows
 from nobsp.network.batches import NoRowsError, Source, batches_of
-from nobsp.network.inputs import SAMPLE_ROWS, needs_data
+from nobsp.network.inputs import SAMPLE_ROWS, Summary, needs_data
 from nobsp.network.readout import PROBE_ROWS
-from nobsp.tabular.columns import Columns, FeatureOption, columns_of, whole_table
-from nobsp.tabular.lookup import Places
+from nobsp.numerics import as_numpy, evenly_spaced
+from nobsp.tabular.columns import (
+    Columns,
+    FeatureOption,
+    columns_of,
+    whole_table,
+)
+from nobsp.tabular.lookup import Chunk, Places
 
 # Rows that weights repeat a table to: so many times its own, where that is no more than a sample has.
 _MOST_REPEATS = 32
@@ -334,3 +345,281 @@ def require_passes(run: Run, rows: Rows, count: int) -> None:
         raise ValueError(
             "checkpoint needs a calibration in one pass; give the engine more memory, or no checkpoint."
         )
+
+
+def rows_like(
+    X: Any,
+    adapted: Adapted,
+    columns: Columns,
+    width: int,
+    batch_size: int,
+    *,
+    argument: str = "X",
+    strict: bool = True,
+) -> Source:
+    """Rows in batches, with the columns that were calibrated on."""
+    source = batches_of(
+        X if adapted.pack is None else adapted.pack(X),
+        batch_size=batch_size,
+        encode=adapted.encode,
+        columns=columns.names,
+        argument=argument,
+        strict=strict,
+    )
+    if source.columns != width:
+        raise ValueError(
+            f"{argument} has {source.columns} columns but the explainer was calibrated on {width}."
+        )
+    return source
+
+
+# Steps that a column's range is cut into where rows are put into an order that does not depend on units.
+_STEPS = 2.0**30
+# The step of a missing or infinite value: beyond all others.
+_NOT_FINITE = np.uint64(2**40)
+# Most rows that `some` takes where no number is said: enough for a spread or a correlation.
+SOME_ROWS = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Calibration rows in memory, with the network's outputs."""
+
+    own: Mapping[int, NDArray[Any]]  # the caller's columns that have tables, by position
+    inputs: Tensor  # the same rows as the network takes them
+    outputs: Tensor
+    groups: Codes | None = None  # per row a number, the same for rows of one named group
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def chunk(self) -> Chunk:
+        """All rows, to be read from tables."""
+        return Chunk(self.own, slice(0, len(self)))
+
+    def shuffled(self) -> Sample:
+        """The same rows in an order that follows from their contents alone.
+
+        How a table was sorted, in which order its columns stand and in which units they are does not matter.
+        """
+        values = self.inputs.double().numpy() + 0.0  # −0 becomes 0
+        by_share = _row_keys(_shares_of_range(values))
+        # Rows that are equal to nine digits of a column's range are told apart by all of theirs.
+        by_value = _row_keys(values.view(np.uint64))
+        return self.take(np.lexsort((by_value, by_share)))
+
+    def take(self, rows: NDArray[np.intp]) -> Sample:
+        """Some of the rows."""
+        positions = torch.from_numpy(rows)
+        return replace(
+            self,
+            own={column: values[rows] for column, values in self.own.items()},
+            inputs=self.inputs[positions],
+            outputs=self.outputs[positions],
+            groups=None if self.groups is None else self.groups[rows],
+        )
+
+    def units(self) -> Codes:
+        """A number for every row of a shuffled sample; rows that share it are held out together, and drawn together."""
+        return join_rows(self.inputs, self.groups)
+
+    def some(self, most: int = SOME_ROWS) -> Sample:
+        """At most so many of the rows, at even distances."""
+        return self.take(evenly_spaced(len(self), most))
+
+    @property
+    def spread(self) -> Tensor:
+        """Spread of each output; one where it does not vary."""
+        spread = self.outputs.std(0, correction=0)
+        return torch.where(spread > 0, spread, 1.0)
+
+
+def _shares_of_range(values: NDArray[np.float64]) -> NDArray[np.uint64]:
+    """Where each value lies between the smallest and the largest of its column, in whole steps."""
+    known = np.where(np.isfinite(values), values, 0.0)
+    low = known.min(axis=0, initial=0.0 if len(known) == 0 else np.inf)
+    # Halves, as the difference of the largest numbers would be infinite.
+    span = known.max(axis=0, initial=-np.inf) / 2 - low / 2
+
+    shares = (known / 2 - low / 2) / np.where(span > 0, span, 1.0)
+    steps = np.rint(shares * _STEPS).astype(np.uint64)
+    return np.where(np.isfinite(values), steps, _NOT_FINITE)
+
+
+def _row_keys(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A number for every row that depends on what its columns hold, not on the order of rows or columns.
+
+    Sums of whole numbers modulo 2⁶⁴ are exact in whatever order. A column is known by the sum over its own rows, so
+    that equal values in different columns count differently, as they must for one-hot columns.
+    """
+    mixed = _mix(words)
+    columns = mixed.sum(axis=0, dtype=np.uint64)
+    return _mix(_mix(mixed ^ columns).sum(axis=1, dtype=np.uint64))
+
+
+def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Whole numbers scattered over all 64 bits (the finaliser of SplitMix64)."""
+    mixed = words + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+
+
+Codes = NDArray[np.intp]
+
+FOLDS = 5
+# Neighbourhoods that rows are divided into, and the fewest rows that one has on average.
+NEIGHBOURHOODS = 50
+FEWEST_IN_NEIGHBOURHOOD = 4
+# Rows that the centres of neighbourhoods are found on, and how often they are moved: more changes no conclusion.
+_CENTRE_ROWS = 4096
+_MOVES = 8
+
+
+def resolve_groups(
+    X: Any, groups: Any, *, model: Any, features: Any, rows: int | None
+) -> tuple[Any, Codes]:
+    """The rows without a column that only names groups, and the group of every row as a number.
+
+    A column that the model takes stays a feature. A model that names no columns is taken not to know it, unless
+    `features` names it.
+    """
+    if isinstance(groups, str):
+        X, values = _take_column(X, groups, model=model, features=features)
+    else:
+        values = _group_values(groups)
+    expected = len(values) if rows is None else rows
+    if values.shape != (expected,):
+        raise ValueError(
+            f"groups has the shape {values.shape}; pass one group for each of the {expected:,} rows."
+        )
+    missing = [position for position, value in enumerate(values.tolist()) if is_missing(value)]
+    if missing:
+        raise ValueError(
+            f"groups has a missing value in row {missing[0]}; give every row a group, those that stand alone one each."
+        )
+    _, codes = np.unique(
+        values.astype(str) if values.dtype == object else values, return_inverse=True
+    )
+    if codes.max(initial=0) == 0:
+        raise ValueError(
+            "groups has one group only, so that no rows could be held out; name at least two, or leave it out."
+        )
+    return X, codes.astype(np.intp)
+
+
+def _group_values(groups: Any) -> NDArray[Any]:
+    """Groups from anything that holds one value a row."""
+    frame = frame_of(groups)
+    if frame is not None and len(frame.columns) == 1:
+        return np.asarray(frame[:, 0].to_numpy())
+    if hasattr(groups, "to_numpy"):
+        return np.asarray(groups.to_numpy())
+    return as_numpy(groups)
+
+
+def _take_column(X: Any, name: str, *, model: Any, features: Any) -> tuple[Any, NDArray[Any]]:
+    """A column of a frame, and the frame, without it where the model does not take it."""
+    frame = frame_of(X)
+    if frame is None:
+        raise TypeError(
+            f"groups is the name {name!r}, but X is a {type(X).__name__} without names; pass the groups themselves."
+        )
+    columns = [str(column) for column in frame.columns]
+    if name not in columns:
+        raise ValueError(
+            f"groups names {name!r}, but X has no such column; {suggest(name, columns)}"
+        )
+    position = columns.index(name)
+    values = np.asarray(frame[:, position].to_numpy())
+    if name in _columns_of_model(model, features):
+        return X, values
+    others = [place for place in range(len(columns)) if place != position]
+    return frame[:, others].to_native(), values
+
+
+def _columns_of_model(model: Any, features: Any) -> set[str]:
+    """Names of columns that a model says it takes, or that the caller made features of."""
+    names: set[str] = set()
+    for attribute in ("feature_names_in_", "feature_names_", "feature_name_"):
+        stated = getattr(model, attribute, None)
+        if stated is not None and not callable(stated):
+            names |= {str(name) for name in stated}
+    if isinstance(features, Mapping):
+        for members in features.values():
+            listed = [members] if isinstance(members, str) else members
+            names |= {str(member) for member in listed} if isinstance(listed, Sequence) else set()
+    elif features is not None:
+        names |= {str(name) for name in features}
+    return names
+
+
+def sampled_positions(rows: int, batch_size: int) -> NDArray[np.intp]:
+    """Which rows of a table a summary of its batches holds in its sample, in the sample's order."""
+    tracker = Summary(((0,),))
+    for positions in torch.split(torch.arange(rows, dtype=torch.float64)[:, None], batch_size):
+        tracker.update(positions)
+    return tracker.sample[:, 0].numpy().astype(np.intp)
+
+
+def join_rows(inputs: Tensor, groups: Codes | None) -> Codes:
+    """A number for every row, the same for rows that are identical or of one group; identical ones lie side by side."""
+    if not len(inputs):
+        return np.zeros(0, dtype=np.intp)
+    differs = (inputs[1:] != inputs[:-1]) & ~(inputs[1:].isnan() & inputs[:-1].isnan())
+    identical = np.concatenate([[0], np.cumsum(differs.any(1).numpy())]).astype(np.intp)
+    if groups is None:
+        return identical
+
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    # Rows that are identical tie their groups together.
+    n_identical = int(identical[-1]) + 1
+    size = n_identical + int(groups.max()) + 1
+    links = coo_array(
+        (np.ones(len(groups), dtype=np.int8), (identical, n_identical + groups)), shape=(size, size)
+    )
+    _, component = connected_components(links, directed=False)
+    _, codes = np.unique(component[identical], return_inverse=True)
+    return codes.astype(np.intp)
+
+
+def deal_folds(codes: Codes, *, generator: np.random.Generator, folds: int = FOLDS) -> Codes:
+    """A fold for every row: rows of one code share it, and folds are of about the same size."""
+    n_codes = int(codes.max()) + 1
+    folds = min(folds, n_codes)
+    shuffled = generator.permutation(n_codes)
+    if n_codes == len(codes):
+        return np.asarray((shuffled % folds)[codes], dtype=np.intp)
+
+    sizes = np.bincount(codes, minlength=n_codes)
+    order = shuffled[np.argsort(-sizes[shuffled], kind="stable")]
+    loads = np.zeros(folds)
+    fold_of_code = np.zeros(n_codes, dtype=np.intp)
+    for code in order:
+        emptiest = int(loads.argmin())
+        fold_of_code[code] = emptiest
+        loads[emptiest] += sizes[code]
+    return fold_of_code[codes]
+
+
+def find_neighbourhoods(inputs: Tensor, *, generator: np.random.Generator) -> Codes:
+    """Rows divided by k-means of their standardised inputs; a number for every row."""
+    values = inputs.to(torch.float64).nan_to_num()
+    spread = values.std(0, correction=0)
+    values = (values - values.mean(0)) / torch.where(spread > 0, spread, 1.0)
+    values = values.to(torch.float32)
+    n_centres = max(min(NEIGHBOURHOODS, len(values) // FEWEST_IN_NEIGHBOURHOOD), 1)
+
+    some = values[torch.from_numpy(generator.permutation(len(values))[:_CENTRE_ROWS])]
+    centres = some[:n_centres].clone()
+    for _ in range(_MOVES):
+        nearest = torch.cdist(some, centres).argmin(1)
+        counts = torch.bincount(nearest, minlength=n_centres)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, some)
+        occupied = counts > 0
+        centres[occupied] = sums[occupied] / counts[occupied, None]
+    nearest = torch.cdist(values, centres).argmin(1)
+    _, codes = np.unique(nearest.numpy(), return_inverse=True)
+    return codes.astype(np.intp)

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp import serialization
-from nobsp._messages import number_outputs, require_whole_number
-from nobsp.arguments import names_of, require_choice
+from nobsp.arguments import names_of, number_outputs, require_choice, require_whole_number
 from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
 from nobsp.network.evidence import (
@@ -27,9 +26,9 @@ from nobsp.network.evidence import (
     read_activations,
     sign_coefficients,
 )
-from nobsp.network.modes import in_ordinary_modes, run_in_ordinary_modes
 from nobsp.network.progress import with_progress
 from nobsp.network.thumbnails import make_thumbnails
+from nobsp.network.visit import in_ordinary_modes, run_in_ordinary_modes
 from nobsp.projection import Ridge
 from nobsp.vision.account import Account, answer
 from nobsp.vision.feature_map import FeatureMap, ForwardPass, pooled

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp._messages import require_whole_number
-from nobsp.arguments import quote, require_parts
+from nobsp.arguments import quote, require_parts, require_whole_number
 from nobsp.vision.cam import NObSPCam
 from nobsp.vision.images import images_of
 from nobsp.vision.maps import ActivationMaps

@@ -23,10 +23,9 @@ from nobsp.network.inference import (
     explain_failure,
     portable,
 )
-from nobsp.network.modes import in_ordinary_modes
 from nobsp.network.readout import Head, Readout, exact, fingerprint_of, tensors_in
 from nobsp.network.testimony import differs_from, logits_said
-from nobsp.network.visit import Visit
+from nobsp.network.visit import Visit, in_ordinary_modes
 from nobsp.vision.one_tensor import PACKED, OneTensorModel
 
 Layout = Literal["first", "last", "tokens"]

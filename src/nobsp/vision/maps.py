@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from nobsp._messages import require_whole_number
-from nobsp.arguments import numbers_of, require_choice, require_number
+from nobsp.arguments import numbers_of, require_choice, require_number, require_whole_number
 from nobsp.base import Plots
 from nobsp.vision.account import Answer
 
