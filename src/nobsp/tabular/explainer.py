@@ -46,6 +46,7 @@ from nobsp.tabular.health import (
     share_on_rows,
 )
 from nobsp.tabular.indexing import output_position, term_name
+from nobsp.tabular.predicting import classes_of_model
 from nobsp.tabular.rows import read_rows
 from nobsp.tabular.setting import Options, Setting, pose_problem, prepare_data
 
@@ -547,8 +548,16 @@ class NObSP(Explainer):
         Terms without a table (features of several numeric columns, alone or in interactions) need the network; they are
         named in `left_out` and their contributions are missing.
         As published, functions are tabulated along the baseline.
+
+        `Functions.with_classes` makes a classifier of functions whose model does not name its classes.
         """
-        return measure_bands(self._fitted.functions)
+        functions = measure_bands(self._fitted.functions)
+        classes = classes_of_model(self.model, len(functions.output_names))
+        if classes is None:
+            return functions
+        # Forests average probabilities, and what they average is what is explained.
+        are_probabilities = functions.link == "identity" and hasattr(self.model, "predict_proba")
+        return replace(functions, classes=classes, are_probabilities=are_probabilities)
 
     def save(self, path: str | os.PathLike[str], *, mergeable: bool = False) -> None:
         """Writes the calibration to one safetensors file; the model itself is not in it.

@@ -25,7 +25,7 @@ from nobsp.tabular.setting import Options, find_readout, plain
 from nobsp.tabular.tables import DirectTerm
 
 KIND = "tabular explainer"
-VERSION = 6
+VERSION = 7
 
 # Features, and levels of each, that are tried to find the model's head: more would tell nothing new.
 _PROBED_FEATURES = 64

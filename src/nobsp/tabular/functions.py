@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import NormalDist
 from typing import Any, Literal, Self
@@ -23,6 +23,7 @@ from nobsp.tabular.lookup import (
     Axis,
     Chunk,
     Feature,
+    Level,
     LevelAxis,
     NumberAxis,
     TermTable,
@@ -31,10 +32,21 @@ from nobsp.tabular.lookup import (
     read_tables,
     value_rows,
 )
+from nobsp.tabular.outputs import outputs_of
+from nobsp.tabular.predicting import (
+    check_classes,
+    classes_of,
+    decide,
+    has_probabilities,
+    predict,
+    predict_proba,
+    score,
+    tags_of,
+)
 
 # The word that files have for it.
 KIND = "compiled explainer"
-VERSION = 4
+VERSION = 5
 
 # What measures how far curves move, per feature, when bands are asked for.
 Measure = Callable[[], dict[int, FloatArray]]
@@ -56,6 +68,9 @@ class Functions:
     `functions["age"]` is the function of a feature and `functions["age", "income"]` that of an interaction, to be
     called on values.
 
+    It is a model too: `predict`, `predict_proba` and `score` are scikit-learn's, and whatever takes a fitted estimator
+    there (`permutation_importance`, `PartialDependenceDisplay`, `FrozenEstimator`) takes it.
+
     Attributes:
         features: The features and their columns.
         column_names: Names of the caller's columns, where they have any.
@@ -72,6 +87,8 @@ class Functions:
         left_out: Terms that have no table and need the network.
         spreads: Per feature how far its curve moves from calibration to calibration, (points, outputs).
         reach: Which combinations of numbers are usual; None where too little is known.
+        classes: The classes that the outputs tell apart; empty where numbers are predicted, or classes are 0, 1, ….
+        are_probabilities: Whether the outputs are the classes' probabilities themselves, as those of forests are.
 
     Example:
         >>> import numpy as np, torch
@@ -102,6 +119,8 @@ class Functions:
     left_out: tuple[Term, ...] = ()
     spreads: dict[int, FloatArray] = field(default_factory=dict)
     reach: Reach | None = None
+    classes: tuple[Level, ...] = ()
+    are_probabilities: bool = False
     _measure: Measure | None = field(default=None, init=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -183,16 +202,126 @@ class Functions:
             explainer=self,
         )
 
-    def score(
-        self,
-        X: TableLike,
-        predictions: ArrayLike,
-        *,
-        multioutput: MultiOutput = "uniform_average",
+    def predict(self, X: TableLike) -> AnyArray:
+        """What the model predicts, as far as its functions say: classes of a classifier, else numbers.
+
+        Args:
+            X: Array, tensor, or pandas or polars frame with the calibrated columns.
+
+        Returns:
+            Shape (rows,) for classes and for one output, else (rows, outputs). Numbers are after the model's link.
+
+        Warns:
+            MissingTermsWarning: Where terms have no table; `left_out` names them.
+
+        Example:
+            >>> import numpy as np, nobsp
+            >>> from sklearn.linear_model import LogisticRegression
+            >>> X = np.random.default_rng(0).normal(size=(300, 2))
+            >>> model = LogisticRegression().fit(X, np.where(X[:, 0] > 0, "yes", "no"))
+            >>> functions = nobsp.NObSP(model).fit(X).compile()
+            >>> functions.predict(np.array([[1.0, 0.0], [-1.0, 0.0]])).tolist()
+            ['yes', 'no']
+        """
+        return predict(self, X)
+
+    @property
+    def predict_proba(self) -> Callable[[TableLike], FloatArray]:
+        """`predict_proba(X)` gives every class's probability, (rows, classes); there where outputs become such."""
+        if not has_probabilities(self):
+            raise AttributeError(
+                f"the functions have no probabilities: their link is {self.link!r}."
+            )
+
+        def probabilities(X: TableLike) -> FloatArray:
+            return predict_proba(self, X)
+
+        probabilities.__name__ = "predict_proba"
+        return probabilities
+
+    @property
+    def decision_function(self) -> Callable[[TableLike], FloatArray]:
+        """`decision_function(X)` gives the classes' scores, log-odds where there are probabilities."""
+        if not classes_of(self):
+            raise AttributeError("the functions predict numbers and decide nothing; use predict.")
+
+        def decisions(X: TableLike) -> FloatArray:
+            return decide(self, X)
+
+        decisions.__name__ = "decision_function"
+        return decisions
+
+    def score(self, X: TableLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Accuracy of the classes, or R² of the numbers, against labels; `fidelity` compares with the model.
+
+        Args:
+            X: Rows.
+            y: What they truly are.
+            sample_weight: How much each row counts.
+        """
+        return score(self, X, y, sample_weight)
+
+    def fidelity(
+        self, X: TableLike, model: Any, *, multioutput: MultiOutput = "uniform_average"
     ) -> float | FloatArray:
-        """R² of the functions' sum against the model's outputs on some rows; see `NObSP.score`."""
-        explanation = self.explain(X, predictions=predictions)
+        """R² of the functions' sum against the model's own outputs, before its link, on any rows.
+
+        Args:
+            X: Rows.
+            model: The model, its explainer, or its outputs (logits) for the rows.
+            multioutput: "uniform_average" for one number, the mean over outputs that vary; "raw" for one each.
+        """
+        explanation = self.explain(X, predictions=outputs_of(self, X, model))
         return average_share(explanation.explained(), multioutput)
+
+    def fit(self, X: TableLike, y: ArrayLike | None = None) -> Self:  # noqa: ARG002 - scikit-learn's
+        """There for scikit-learn, which tells estimators by it; functions are fitted by `NObSP`."""
+        raise TypeError(
+            "Functions are fitted already; use nobsp.NObSPRegressor or nobsp.NObSPClassifier to "
+            "fit new ones, or scikit-learn's FrozenEstimator(functions) where it wants to fit."
+        )
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002 - scikit-learn's
+        """Nothing: everything was settled by the calibration."""
+        return {}
+
+    @property
+    def classes_(self) -> AnyArray:
+        """The classes, in the order of their probabilities; there for classifiers only."""
+        if not classes_of(self):
+            raise AttributeError("the functions predict numbers; they have no classes.")
+        return np.array(classes_of(self))
+
+    @property
+    def n_features_in_(self) -> int:
+        """Columns of the table that is predicted from."""
+        return self.column_count
+
+    @property
+    def feature_names_in_(self) -> AnyArray:
+        """Names of these columns; there where the calibration's table had names."""
+        if self.column_names is None:
+            raise AttributeError("the calibration's table had no column names.")
+        return np.array(self.column_names, dtype=object)
+
+    def with_classes(self, classes: Sequence[Any]) -> Functions:
+        """The same as a classifier: its outputs tell these classes apart.
+
+        Args:
+            classes: One per output; two for a single output, the second being the one it speaks for. Outputs without
+                a link are taken for log-odds.
+        """
+        link = self.link
+        if link == "identity":
+            link = "sigmoid" if len(self.output_names) == 1 else "softmax"
+        names = check_classes(classes, len(self.output_names))
+        return replace(measure_bands(self), classes=names, link=link)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def __sklearn_tags__(self) -> Any:
+        return tags_of(self)
 
     def function(
         self, term: str | Sequence[str], *, output: int | str = 0
