@@ -16,6 +16,8 @@ PART ?=
 CASE ?=
 COUNT ?=
 MINUTES ?=
+# Address of the repository, for the links of a release.
+REPOSITORY ?=
 SETTINGS ?= default avx2 compatible one three
 
 VENV := .venv
@@ -24,9 +26,9 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install -qq -c constraints.txt --build-constraint constraints.txt
 PINS := pyproject.toml constraints.txt
 # Folders that may not exist yet are left out.
-CODE := $(wildcard src tests benchmarks campaign examples docs)
+CODE := $(wildcard src tests benchmarks campaign examples docs release hatch_build.py)
 
-.PHONY: help demo test setup lint types layers size unit machines docs bench campaign clean
+.PHONY: help demo test setup lint types layers size unit machines docs bench campaign release clean
 
 help: ## list these commands
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -77,6 +79,11 @@ campaign: $(VENV)/.stamp-browser ## thousands of things that go wrong, for hours
 	@$(RUN) -m campaign --seed $(SEED) $(if $(PART),--part $(PART)) $(if $(CASE),--case $(CASE)) \
 		$(if $(COUNT),--count $(COUNT)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(CASE),,--write)
 
+release: test ## all of a release but the upload: everything that must hold, wheel and sdist in dist/, read, installed and tried
+	@git diff --quiet HEAD || { echo "there are changes that are not committed; a release is made of a commit"; exit 1; }
+	rm -rf dist
+	NOBSP_REPOSITORY=$(REPOSITORY) $(RUN) release/check.py --out dist --install
+
 clean: ## remove .venv, caches and built files
 	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist site
 	find src tests benchmarks campaign -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
@@ -101,14 +108,15 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-core
 	@$(INSTALL) -e ".[all,bench]" --group dev
 	@touch $@
 
-# The report's tests drive a real browser. Without one they are skipped, and say so.
+# The report's tests drive a real browser. Without one they are skipped, and say how to install it: a package manager
+# is run only where nobody's machine is changed by it.
 $(VENV)/.stamp-browser: $(VENV)/.stamp-dev
 	@if command -v chromium >/dev/null; then :; \
-	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	elif [ "$${CI:-}" = true ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "installing chromium for the tests of the report"; \
 		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium chromium-driver; } >/dev/null 2>&1 \
 			|| echo "chromium could not be installed; the tests that need a browser will be skipped"; \
-	else echo "chromium was not found and is not ours to install; the tests that need a browser will be skipped"; fi
+	else echo "chromium was not found: the tests that need a browser will be skipped. To have one: sudo apt-get install chromium"; fi
 	@touch $@
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-core

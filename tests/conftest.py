@@ -53,7 +53,7 @@ def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium") or "/usr/bin/chromium"
     if not Path(chromium).exists():
-        pytest.skip("chromium is not installed")
+        pytest.skip("chromium is not installed; to have it: sudo apt-get install chromium")
     with playwright.sync_playwright() as running:
         started = running.chromium.launch(executable_path=chromium, args=FLAGS)
         yield started

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nobsp.vision import ActivationMaps, NObSPCam, explain_images
     from nobsp.vision.confusions import confusions
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ActivationMaps",
