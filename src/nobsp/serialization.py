@@ -115,13 +115,16 @@ def pack(value: Any, tensors: dict[str, Any]) -> Any:
     if kind is dict:
         pairs = [[pack(key, tensors), pack(inner, tensors)] for key, inner in value.items()]
         return {"@dict": pairs}
+
     if isinstance(value, np.ndarray) or _is_tensor(value):
         return _pack_tensor(value, tensors)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: pack(getattr(value, field.name), tensors) for field in _fields(kind)}
         return {"@class": kind.__name__, "fields": fields}
+
     if kind.__module__ == "nobsp.projection.moments" and kind.__name__ == "Moments":
         return {"@moments": pack((value.blocks, value.state() if value.rows else None), tensors)}
+
     raise TypeError(f"a {kind.__name__} cannot be saved.")
 
 

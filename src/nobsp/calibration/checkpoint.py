@@ -35,7 +35,8 @@ class Pass:
             f"{self.digest} {batch.dtype} {tuple(batch.shape)}".encode(), digest_size=16
         )
         digest.update(batch.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        rows, batches = self.rows + len(batch), self.batches + 1
+        rows = self.rows + len(batch)
+        batches = self.batches + 1
         return replace(self, rows=rows, batches=batches, digest=digest.hexdigest())
 
 
@@ -59,6 +60,7 @@ class Checkpoint:
             raise FileNotFoundError(
                 f"checkpoint is in {str(path.parent)!r}, which is not a folder; create it first."
             )
+
         sweep(path)
         self.contents = Contents()
         self._resumes = path.exists()
@@ -100,11 +102,9 @@ class Tracker:
     """Follows one pass over the rows: skips those that its checkpoint holds, and keeps what is added."""
 
     def __init__(self, checkpoint: Checkpoint, name: str, state: Any) -> None:
-        self._checkpoint, self._name, self._held = (
-            checkpoint,
-            name,
-            checkpoint.contents.passes.get(name),
-        )
+        self._checkpoint = checkpoint
+        self._name = name
+        self._held = checkpoint.contents.passes.get(name)
         if self._held is not None:
             try:
                 state = merge_states(state, self._held.state)
@@ -112,7 +112,8 @@ class Tracker:
                 raise checkpoint.refuse(str(failure)) from failure
             if rows_of(state) != self._held.rows:
                 raise checkpoint.refuse("it is damaged")
-        self.state, self._now = state, Pass(state)
+        self.state = state
+        self._now = Pass(state)
 
     def skip(self, batch: Tensor) -> bool:
         """Whether a batch is already held; the caller adds it otherwise."""

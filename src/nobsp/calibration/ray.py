@@ -20,7 +20,8 @@ _FAN = 8
 # Joins under way at a time: workers that make parts faster than they are joined have to wait.
 _MOST_JOINS = 8
 # Bytes of a batch, which a worker holds, and batches of a dataset that is small.
-_MOST_BYTES, _MANY_BATCHES = 128 << 20, 256
+_MOST_BYTES = 128 << 20
+_MANY_BATCHES = 256
 # Rows whose states are sent at a time: sending them takes about as long as adding up a few thousand rows.
 MOST_ROWS = 1 << 16
 _COLUMN = "part"
@@ -219,14 +220,16 @@ def _joined(blocks: Iterator[Any]) -> Any:
     levels: list[list[Any]] = []
     under_way: list[Any] = []
     for block in blocks:
-        found, place = block, 0
+        found = block
+        place = 0
         while True:
             if place == len(levels):
                 levels.append([])
             levels[place].append(found)
             if len(levels[place]) < _FAN:
                 break
-            found, levels[place] = task.remote(*levels[place]), []
+            found = task.remote(*levels[place])
+            levels[place] = []
             under_way.append(found)
             place += 1
         if len(under_way) > _MOST_JOINS:

@@ -35,7 +35,12 @@ from nobsp.cli.options import (
 
 __all__ = ["main"]
 
-SUCCESS, FAILURE, USAGE, INTERRUPTED, CLOSED, TERMINATED = 0, 1, 2, 130, 141, 143
+SUCCESS = 0
+FAILURE = 1
+USAGE = 2
+INTERRUPTED = 130
+CLOSED = 141
+TERMINATED = 143
 _PACKAGES = (
     "torch",
     "numpy",
@@ -94,8 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         else:
             console.error(f"nobsp: {one_line(failure)}")
+
         if isinstance(failure, OSError):
             _detach_stdout()
+
     return FAILURE
 
 
@@ -121,6 +128,7 @@ def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
     commands: list[Any] = [explain.explain, cam.cam, cam.confusions, audit.audit, demo, version]
     for order, command in enumerate(commands):
         app.command(command, sort_key=order, help_epilogue="")
+
     try:
         command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
         return command, bound
@@ -182,7 +190,8 @@ def demo(
     started = time.monotonic()
     with write_folder(out, room.PAGES, force=force) as folder:
         lines, numbers = room.run(folder, say=console.step)
-    first, seconds = (out / room.PAGES[0]).resolve(), time.monotonic() - started
+    first = (out / room.PAGES[0]).resolve()
+    seconds = time.monotonic() - started
     summary = {**numbers, "seconds": seconds, "pages": [str(out / name) for name in room.PAGES]}
     console.show(summary, lambda _: [*lines, f"Done in {seconds:.0f} s. Open {first}"])
     if open_:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 FILES = ("audit.csv", "influence.csv", "report.html")
 _COUNTS = ("likely_wrong_labels", "likely_errors", "boundary_cases", "outliers")
-_ROWS_IN_REPORT, _IMAGES_IN_REPORT = 5000, 60
+_ROWS_IN_REPORT = 5000
+_IMAGES_IN_REPORT = 60
 
 
 @Parameter(name="*", group=options.METHOD)
@@ -102,23 +103,28 @@ def audit(
         raise UsageError(
             "choose what to audit: a table with --data and --target, or images with --images."
         )
+
     if table is not None and (table.target is None) == (method.labels is None):
         raise UsageError(
             "--data needs --target, the column with the true classes or values, or a table of --labels."
         )
+
     if method.apply is not None:
         _apply_decisions(subject, method, output, console)
         return
+
     if model is None:
         raise UsageError(
             "--model is missing; name a file, or package.module:factory; only --apply needs none."
         )
+
     with output.write(FILES) as folder, model.limit_threads(1 if table else None):
         loaded = load_model(model)
         if isinstance(subject, TableOptions):
             audited = _audit_table(model, subject, method, loaded, console)
         else:
             audited = _audit_images(model, subject, method, loaded, console)
+
         found = audited.found
         order = found.ranking
         # Rows in the order of the file, so that they have the same numbers everywhere.
@@ -143,6 +149,7 @@ def audit(
             _write_report(
                 folder / "report.html", audited, shown, influence, title=title, about=about
             )
+
     console.show(summary, _describe)
 
 
@@ -234,10 +241,8 @@ def _audit_table(
         labels = [_read_labels(one.labels, one.path, "--target") for one in (database, data)]
     else:
         given = _label_table(method.labels, len(data.rows))
-        labels, method = (
-            [_read_labels(given, method.labels, "--labels")] * 2,
-            method.name_classes(given),
-        )
+        labels = [_read_labels(given, method.labels, "--labels")] * 2
+        method = method.name_classes(given)
     method.check(len(database.rows) - (data is database))
     explainer = fit_explainer(model, table, loaded, database, console)
     found, index = _compare(explainer, model, method, database.rows, data.rows, labels, console)
@@ -386,6 +391,7 @@ def _summarise(
         agreement = {"accuracy": float((found.predicted == labels).mean())}
     else:
         agreement = {"median_error": float(np.median(np.abs(found.predicted - labels)))}
+
     return {
         "rows": len(found),
         **{name: int(np.count_nonzero(flag)) for name, flag in zip(_COUNTS, flags, strict=True)},
@@ -444,23 +450,22 @@ def _apply_decisions(
     kept = dict.fromkeys(place.values())
     for one in _read_decisions(method.apply):
         # Where rows may have several classes, a decision is about one of them.
-        name, about = (
-            str(one["name" if one.get("output") else key]),
-            one.get("output") or changed[0],
-        )
-        row, which = (
-            place.get(name.removesuffix(f", {about}")),
-            f"--apply {method.apply}: {key} {name!r}",
-        )
+        name = str(one["name" if one.get("output") else key])
+        about = one.get("output") or changed[0]
+        row = place.get(name.removesuffix(f", {about}"))
+        which = f"--apply {method.apply}: {key} {name!r}"
         if row is None:
             where = subject.data if isinstance(subject, TableOptions) else subject.images
             raise UsageError(f"{which} is not in {where}.")
+
         if about not in changed:
             raise UsageError(
                 f"{which}: there is no column {about!r} of labels; {suggest(about, changed)}"
             )
+
         labels = columns[about]
-        before, numbers = labels[row], all(isinstance(label, int | float) for label in labels)
+        before = labels[row]
+        numbers = all(isinstance(label, int | float) for label in labels)
         given, after = (
             _as_label(one.get(part, before), numbers) for part in ("given_label", "new_label")
         )
@@ -468,6 +473,7 @@ def _apply_decisions(
             raise UsageError(
                 f"{which} was labelled {given!r}, and is {before!r} now; the decisions are on other data."
             )
+
         if one["decision"] == "drop":
             kept.pop(row, None)
         elif one["decision"] == "relabel":
@@ -476,10 +482,12 @@ def _apply_decisions(
                     f"{which}: new_label {one['new_label']!r} is no number, as all labels are."
                 )
             labels[row] = after
+
         for column, value in zip(
             log, (name, one["decision"], before, labels[row] if row in kept else ""), strict=True
         ):
             log[column].append(value)
+
     files = ("cleaned.csv", "changes.csv")
     with options.write_folder(output.out, files, force=output.force) as folder:
         write_csv(
@@ -488,6 +496,7 @@ def _apply_decisions(
             neutral=False,
         )
         write_csv(folder / files[1], log)
+
     result: dict[str, Any] = {"kept": len(kept), "dropped": len(keys) - len(kept)}
     result["relabelled"] = log["decision"].count("relabel")
     result["files"] = {name: str(output.out / name) for name in files}
@@ -500,17 +509,24 @@ def _labelled_rows(
 ) -> tuple[dict[str, list[Any]], list[str], list[str], str]:
     """Columns of what is left after decisions, those of labels, names of the rows, and how decisions call these."""
     if isinstance(subject, TableOptions):
-        frame, key, target = read_frame(subject.data, option="--data"), "row", subject.target
+        frame = read_frame(subject.data, option="--data")
+        key = "row"
+        target = subject.target
         if target is not None and target not in frame.columns:
             raise UsageError(
                 f"--target: {subject.data} has no column {target!r}; {suggest(target, frame)}"
             )
-        keys, changed = [str(row) for row in range(len(frame))], [str(target)]
+
+        keys = [str(row) for row in range(len(frame))]
+        changed = [str(target)]
         columns = {str(name): frame[name].tolist() for name in frame.columns}
     else:
         pictures = find_pictures(subject.images, subject, option="--images", batch_size=1)
-        keys, changed, key = pictures.names, ["label"], "name"
+        keys = pictures.names
+        changed = ["label"]
+        key = "name"
         columns = {"image": list(map(str, pictures.paths)), "label": list(pictures.labels)}
+
     if method.labels is not None:
         labels = _label_table(method.labels, keys if key == "name" else len(keys))
         columns.pop("label" if key == "name" else "", None)
@@ -520,6 +536,7 @@ def _labelled_rows(
                 f"--labels {method.labels} has a column {name!r}, as the data has; rename one."
             )
         columns |= {name: labels[name].tolist() for name in changed}
+
     return columns, changed, keys, key
 
 

@@ -38,12 +38,14 @@ FILES = ("maps", "predictions.csv", "explainer.nobsp", "report.html")
 CONFUSION_FILES = ("confusions.csv", "report.html")
 _IN_REPORT = 60
 # Of each of two classes that are confused so many neighbours are shown, looked for among so many nearest images.
-_NEIGHBOURS, _SEARCHED = 3, 500
+_NEIGHBOURS = 3
+_SEARCHED = 500
 _EXAMPLE_IMAGES = 4
 # Classes shown per image in a report.
 CLASSES_SHOWN = 3
 # Another order of the names is suggested where most predictions agree with it, and many more than with this one.
-_MOST, _MANY_MORE = 0.5, 0.3
+_MOST = 0.5
+_MANY_MORE = 0.3
 
 
 @Parameter(name="*", group=METHOD)
@@ -120,6 +122,7 @@ def cam(
             _write_report(
                 folder / "report.html", pictures, explainer, chosen, title=title, about=about
             )
+
     summary = _summarise(output, table, explainer, warning)
     summary["skipped"] = [str(path) for path in broken]
     console.show(summary, _describe)
@@ -198,7 +201,8 @@ def confusions(
             console.step("writing the report")
             title = output.title or f"What {loaded.name} confuses"
             _write_confusions(folder / "report.html", found, explainer, pictures, others, title)
-    right, every = int(found.matrix.trace()), int(found.matrix.sum())
+    right = int(found.matrix.trace())
+    every = int(found.matrix.sum())
     written = [name for name in CONFUSION_FILES if found.pairs or name != "report.html"]
     result = {
         "images": every,
@@ -398,10 +402,8 @@ def suggest_order(
     from scipy.optimize import linear_sum_assignment
 
     folders, classes = linear_sum_assignment(confusion, maximize=True)
-    now, then = (
-        confusion.trace() / confusion.sum(),
-        confusion[folders, classes].sum() / confusion.sum(),
-    )
+    now = confusion.trace() / confusion.sum()
+    then = confusion[folders, classes].sum() / confusion.sum()
     if not confusion.sum(1).all() or then < _MOST or then - now < _MANY_MORE:
         return None
     order = shlex.join(names[folder] for _, folder in sorted(zip(classes, folders, strict=True)))
@@ -415,7 +417,9 @@ def _explain(
     explainer: NObSPCam, images: Tensor, chosen: Mapping[str, Any], most: int
 ) -> ActivationMaps:
     """Maps for the class asked about, or the likeliest ones: of these, not the one they are compared with."""
-    names, target, against = list(explainer.output_names_), chosen["target"], chosen["against"]
+    names = list(explainer.output_names_)
+    target = chosen["target"]
+    against = chosen["against"]
     rival = names.index(against) if against in names else against
     if target is None and len(names) > 1 and (most > 1 or isinstance(rival, int)):
         order = np.argsort(-explainer(images).logits, axis=1)
@@ -459,7 +463,8 @@ def _write_maps(
             factor = max(1, -(-160 // max(picture.size)))  # small images are enlarged to be seen
             size = (picture.width * factor, picture.height * factor)
             picture.resize(size, Image.Resampling.NEAREST).save(folder / name)
-        every, target = np.arange(len(maps)), maps.target
+        every = np.arange(len(maps))
+        target = maps.target
         columns = {
             "image": map(str, pictures.paths[here]),
             "label": [label or "" for label in pictures.labels[here]],

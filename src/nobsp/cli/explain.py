@@ -258,10 +258,12 @@ def score_predictions(
     from sklearn.metrics import r2_score
 
     known = labels.notna().to_numpy() & np.isfinite(logits).all(1)
-    logits, values = logits[known], labels[known].to_numpy()
+    logits = logits[known]
+    values = labels[known].to_numpy()
     numeric = values.dtype.kind in "iufb"
     texts = np.array([_as_text(value) for value in values.tolist()])
-    classes, names = set(texts.tolist()), [str(name) for name in output_names]
+    classes = set(texts.tolist())
+    names = [str(name) for name in output_names]
     numbers = [str(number) for number in range(len(names))]
     pairs: list[
         tuple[str, NDArray[Any], NDArray[Any]]
@@ -311,10 +313,8 @@ def score_predictions(
 
 def _probabilities(explanation: Explanation, predicts: Mapping[str, Any] | None) -> Explanation:
     """The account of probabilities, by the model's own link, else by the usual one where the target holds classes."""
-    link, classes = (
-        explanation.explainer.link,
-        predicts is not None and predicts["measure"] == "accuracy",
-    )
+    link = explanation.explainer.link
+    classes = predicts is not None and predicts["measure"] == "accuracy"
     if link == "identity" and not classes:
         raise UsageError(
             "--probability: the model applies no softmax, sigmoid or exp, and --target names no classes."
@@ -350,7 +350,8 @@ def _summarise(
     from nobsp.reporting.packing import known  # JSON has no nan
     from nobsp.tabular.health import outside_finding
 
-    state, functions = explainer.health(), explainer.functions_
+    state = explainer.health()
+    functions = explainer.functions_
     numbers: dict[str, Any] = {
         "explained": state.explained,
         "inside": state.inside,
@@ -370,7 +371,8 @@ def _summarise(
     outside = zip(
         explainer.functions_.feature_names, explanation.outside.sum(0).tolist(), strict=True
     )
-    names, predicts = explainer.output_names_, None
+    names = explainer.output_names_
+    predicts = None
     if data.target is not None:
         what: dict[str, Any] = {
             "target": data.target,
@@ -407,7 +409,8 @@ def _summarise(
 
 def _describe(found: Mapping[str, Any]) -> list[str]:
     """The summary in sentences, what matters most first."""
-    outputs, pairs = found["outputs"], [" × ".join(term) for term in found["interactions"]]
+    outputs = found["outputs"]
+    pairs = [" × ".join(term) for term in found["interactions"]]
     where = "Held-out R²" if found["held_out"] else "R² on the calibration rows"
     lines = [f"{where}: {_shares(outputs, 'explained')}."]
     if any(abs((one["inside"] or 0) - (one["explained"] or 0)) > 5e-4 for one in outputs):
@@ -416,6 +419,7 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"With whole neighbourhoods of rows held out: {_shares(outputs, 'neighbourhoods')}."
         )
+
     if "explained_here" in outputs[0]:
         lines.append(f"R² on the rows explained: {_shares(outputs, 'explained_here')}.")
     ridges = sorted({f"{one['ridge']:.3g}" for one in outputs}, key=float)

@@ -43,7 +43,8 @@ _HARMLESS = {
 _TRUST = "If you trust where it came from, add --trust-pickle"
 _REASON = f"is a pickle, and reading a pickle can run any code its author put there. {_TRUST}; better, save"
 _WEIGHTS = "holds weights alone; pass --model package.module:factory --weights"
-_PARQUET, _ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
+_PARQUET = (".parquet", ".pq")
+_ARROW = (".arrow", ".feather", ".ipc")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,9 @@ class Loaded:
 
 def load_model(options: ModelOptions) -> Loaded:
     """Finds the model of --model."""
-    given, weights, trust_pickle = options.model, options.weights, options.trust_pickle
+    given = options.model
+    weights = options.weights
+    trust_pickle = options.trust_pickle
     path = Path(given)
     if path.is_file():
         if weights is not None:
@@ -176,6 +179,7 @@ def _import_module(given: str, module: str) -> Any:
         sys.modules.setdefault(path.stem, found)
         spec.loader.exec_module(found)
         return found
+
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -319,6 +323,7 @@ def read_frame(path: Path, *, option: str) -> Any:
     require_path(path, option)
     if path.is_dir():
         raise UsageError(f"{option} {path} is a folder; name a CSV or Parquet file.")
+
     try:
         import pandas as pd
         import pyarrow as pa
@@ -326,17 +331,21 @@ def read_frame(path: Path, *, option: str) -> Any:
         raise ImportError(
             "reading tables needs pandas and pyarrow: pip install 'nobsp[frames]'."
         ) from missing
+
     try:
         table = _read_arrow(path)
     except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeDecodeError, OSError) as failure:
         raise UsageError(
             f"{option} {path} cannot be read: {' '.join(str(failure).split())}"
         ) from failure
+
     for name in table.column_names:
         if table.column_names.count(name) > 1:
             raise UsageError(f"{option} {path} has two columns called {name!r}; rename one.")
+
     if table.num_rows == 0:
         raise UsageError(f"{option} {path} has no rows.")
+
     frame = table.to_pandas()
     return frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
 
@@ -419,7 +428,8 @@ class Pictures:
     def __iter__(self) -> Iterator[Tensor]:
         from nobsp.network.progress import with_progress
 
-        every, size = range(len(self)), self.batch_size
+        every = range(len(self))
+        size = self.batch_size
         batches = (self.batch(every[start : start + size]) for start in every[::size])
         return with_progress(
             batches, total=len(self), enabled=self.progress, description="calibrating"
@@ -543,7 +553,8 @@ def _normalisation(options: ImageOptions) -> tuple[tuple[float, ...], tuple[floa
     """Mean and spread per channel, from --normalise or from --mean and --std."""
     channels = options.channels
     named = options.normalise or ("imagenet" if channels == 3 else "none")
-    mean, std = options.mean or _PRESETS[named][0], options.std or _PRESETS[named][1]
+    mean = options.mean or _PRESETS[named][0]
+    std = options.std or _PRESETS[named][1]
     for option, numbers in (("--mean", mean), ("--std", std)):
         if len(numbers) not in (1, channels):
             found = f"found {len(numbers)} (imagenet has three channels)"

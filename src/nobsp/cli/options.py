@@ -18,12 +18,11 @@ from cyclopts import Group, Parameter, validators
 from nobsp.arguments import suggest
 from nobsp.drafts import draft_of, sweep
 
-MODEL, TABLE, IMAGES = (
-    Group("Model", sort_key=1),
-    Group("Table", sort_key=2),
-    Group("Images", sort_key=3),
-)
-METHOD, OUTPUT = Group("Method", sort_key=4), Group("Output", sort_key=5)
+MODEL = Group("Model", sort_key=1)
+TABLE = Group("Table", sort_key=2)
+IMAGES = Group("Images", sort_key=3)
+METHOD = Group("Method", sort_key=4)
+OUTPUT = Group("Output", sort_key=5)
 # Options that take several values after one another: --features age income
 Names = Annotated[list[str] | None, Parameter(consume_multiple=True)]
 Integers = Annotated[list[int] | None, Parameter(consume_multiple=True)]
@@ -237,8 +236,10 @@ def write_folder(folder: Path, names: Sequence[str], *, force: bool) -> Iterator
         raise UsageError(
             f"--out {folder} has {there} already; choose another folder, or replace with --force."
         )
+
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is a file; name a folder.")
+
     missing = [parent for parent in folder.parents if not parent.exists()]
     hidden = folder.with_name(f".{folder.name}")
     sweep(hidden)
@@ -250,10 +251,12 @@ def write_folder(folder: Path, names: Sequence[str], *, force: bool) -> Iterator
             raise UsageError(
                 f"--out {folder} cannot be written to ({refused.strerror})."
             ) from refused
+
         yield draft
         if not folder.exists():
             draft.rename(folder)
             return
+
         for made in sorted(
             draft.iterdir()
         ):  # each file, or folder of files, takes its place by one rename

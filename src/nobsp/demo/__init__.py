@@ -44,7 +44,9 @@ def run(
         cells = explain_cells(folder / PAGES[2], epochs=40)
         say("3 of 3: handwritten digits")
         digits, examples, suspects = explain_digits(folder / PAGES[3], epochs=12)
-    recovered, largest = functions["functions_r2"], max(cells["strongest"].values())
+
+    recovered = functions["functions_r2"]
+    largest = max(cells["strongest"].values())
     # What plays no part is drawn to the scale of the others.
     every = [curve for name in recovered for curve in curves[name][1:]]
     drawn = []
@@ -53,6 +55,7 @@ def run(
         drawn.append(
             {"learned": learned, "true": true, "formula": FORMULAS[name], "r2": recovered.get(name)}
         )
+
     index = fill_template(
         resources.files("nobsp.demo") / "index.html.j2",
         version=__version__,
@@ -98,15 +101,11 @@ def _describe(
 
 def draw_path(x: Array, y: Array, scale: Sequence[Array]) -> str:
     """An SVG path through points, in a drawing of 120 × 84 that holds all curves of `scale` with some room."""
-    low, high = (
-        min(float(curve.min()) for curve in scale),
-        max(float(curve.max()) for curve in scale),
-    )
+    low = min(float(curve.min()) for curve in scale)
+    high = max(float(curve.max()) for curve in scale)
     room = 0.1 * (high - low)
-    across, down = (
-        (x - x[0]) / (x[-1] - x[0]) * 120.0,
-        (high + room - y) / (high - low + 2 * room) * 84.0,
-    )
+    across = (x - x[0]) / (x[-1] - x[0]) * 120.0
+    down = (high + room - y) / (high - low + 2 * room) * 84.0
     return "M" + " L".join(f"{a:.1f} {b:.1f}" for a, b in zip(across, down, strict=True))
 
 
@@ -151,7 +150,8 @@ NOISE = 0.01
 # what it does on all. They need no targets.
 CALIBRATION = 800
 # Digits labelled wrong on purpose, and those shown.
-PLANTED, _SHOWN = 24, 60
+PLANTED = 24
+_SHOWN = 60
 
 
 @torch.random.fork_rng(devices=[])
@@ -168,10 +168,8 @@ def explain_functions(
     true = np.column_stack([function(x[:, k]) for k, function in enumerate(FUNCTIONS.values())])
     y = true.sum(1) + NOISE * rng.normal(size=SAMPLES)
     calibration = rng.uniform(-2.0, 2.0, size=(CALIBRATION, len(FUNCTIONS)))
-    rows, targets = (
-        torch.tensor(x, dtype=torch.float32),
-        torch.tensor(y, dtype=torch.float32)[:, None],
-    )
+    rows = torch.tensor(x, dtype=torch.float32)
+    targets = torch.tensor(y, dtype=torch.float32)[:, None]
     network = nn.Sequential(
         nn.Linear(5, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1)
     )
@@ -182,7 +180,8 @@ def explain_functions(
     fresh = x[TRAINING:]
     truth = y[TRAINING:]
     explanation = explainer(fresh)
-    outputs, single = explanation.predictions[:, 0], explanation.values[:, : len(FUNCTIONS), 0]
+    outputs = explanation.predictions[:, 0]
+    single = explanation.values[:, : len(FUNCTIONS), 0]
     scores = function_reproduction(single, true[TRAINING:], outputs=outputs)
     report(
         explanation,
@@ -194,10 +193,12 @@ def explain_functions(
         labels=truth,
         truth=FUNCTIONS,
     )
-    grid, curves = np.linspace(-2.0, 2.0, 81), {}
+    grid = np.linspace(-2.0, 2.0, 81)
+    curves = {}
     for k, (name, function) in enumerate(FUNCTIONS.items()):
         learned = explainer.function(name)
         curves[name] = (grid, *(one(grid) - one(fresh[:, k]).mean() for one in (learned, function)))
+
     numbers = {
         "network_r2": 1.0 - float(np.mean((outputs - truth) ** 2) / np.var(truth)),
         "functions_r2": {
@@ -227,10 +228,8 @@ def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
     unseen, fresh, unseen_labels, truth = train_test_split(
         others, labels, train_size=0.6, random_state=0, stratify=labels
     )
-    rows, targets = (
-        torch.tensor(x, dtype=torch.float32),
-        torch.tensor(y, dtype=torch.float32)[:, None],
-    )
+    rows = torch.tensor(x, dtype=torch.float32)
+    targets = torch.tensor(y, dtype=torch.float32)[:, None]
     scaled = nn.BatchNorm1d(30, 1e-12, None, affine=False)  # columns come in their own units
     network = nn.Sequential(
         scaled, nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1)
@@ -253,6 +252,7 @@ def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
         .query(fresh, k=8),
     )
     sizes = np.abs(explanation.total()[:, :, 0]).mean(0)
+
     return {
         "accuracy": float(((explanation.predictions[:, 0] > 0) == (truth == 1)).mean()),
         "fresh": len(fresh),
@@ -285,9 +285,12 @@ def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any
     )
     train(network, x, y, nn.functional.cross_entropy, epochs=epochs, rate=5e-3, decay=1e-2)
     cam = NObSPCam(network, output_names=[str(digit) for digit in range(10)]).fit(x)
-    index, maps, truth = ContributionIndex(cam).fit(x, y), cam(fresh), labels.numpy()
+    index = ContributionIndex(cam).fit(x, y)
+    maps = cam(fresh)
+    truth = labels.numpy()
     right = maps.logits.argmax(1) == truth
-    rng, given = np.random.default_rng(0), truth.copy()
+    rng = np.random.default_rng(0)
+    given = truth.copy()
     planted = rng.choice(len(truth), PLANTED, replace=False)
     given[planted] = (given[planted] + rng.integers(1, 10, PLANTED)) % 10
     audited = audit(index, fresh, given)
@@ -325,6 +328,7 @@ def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any
     overlays = maps.overlay(fresh, opacity=0.85)
     surest = [max(rows, key=maps.confidence.__getitem__) for rows in each if len(rows)]
     examples = [(int(truth[row]), pictures[row], overlays[row]) for row in surest]
+
     return (
         numbers,
         examples,

@@ -31,7 +31,8 @@ def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
         return adapt_estimator(model.best_estimator_, coded)
     if hasattr(model, "regressor_") and hasattr(model, "transformer_"):
         return _transformed_target(model, coded)
-    last, steps = model, []
+    last = model
+    steps = []
     while isinstance(last, Pipeline):
         steps.append(last[:-1])
         last = last[-1]
@@ -55,10 +56,8 @@ def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
         found = _adapt_function(last, own) if trees is None else _adapt_trees(last, trees, own)
     if preprocessing:
         # Codes of the last step are of columns that the caller does not see, and so are thresholds unless scaled only.
-        encode, kinds = (
-            encoder_of(preprocessing),
-            {type(step).__name__ for part in preprocessing for step in part},
-        )
+        encode = encoder_of(preprocessing)
+        kinds = {type(step).__name__ for part in preprocessing for step in part}
         with config_context(assume_finite=True):  # the largest numbers may be scaled to infinity
             cuts = (
                 steps_before(encode, found.steps, preprocessing[0].n_features_in_)
@@ -140,6 +139,7 @@ def _adapt_function(model: Any, coded: Coded | None) -> Adapted:
         method = LINEAR_PREDICTOR
     elif hasattr(model, "score_samples"):
         method = "score_samples"
+
     function = Recipe(_ask, model, method, coded)
     return Adapted(
         Runs(function, about=_bytes_of(model)), output_names=names, link=link, **_encoding(coded)
@@ -182,7 +182,8 @@ def _transformed_target(model: Any, coded: Coded | None) -> Adapted | None:
     )[:, 0]
     if inner is None:
         return None
-    slope, level = (back[-1] - back[0]) / 2, (back[-1] + back[0]) / 2
+    slope = (back[-1] - back[0]) / 2
+    level = (back[-1] + back[0]) / 2
     if np.abs(level + slope * grid[:, 0] - back).max() <= 1e-9 * (1 + np.abs(back).max()):
         return replace(
             inner,

@@ -62,7 +62,8 @@ def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None)
         return _adapt_module(model, X, layout)
     if isinstance(model, torch.export.ExportedProgram | str | os.PathLike | Mapping | type):
         raise TypeError(_refusal(model))
-    coded, whole = None, False
+    coded = None
+    whole = False
     if layout is not None:
         whole = bool(layout.get("whole"))
         coded = Coded.from_layout(layout) if "levels" in layout else None
@@ -144,6 +145,7 @@ def _adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) ->
     if layout is not None:
         stored = Coded.from_layout(layout, shares_unseen=True)
         return Adapted(module, encode=stored, layout=dict(layout))
+
     batch = None if X is None else _first_batch(unwrap(model), X)
     parts = _parts(unwrap(model), batch)
     if parts is not None:
@@ -153,11 +155,13 @@ def _adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) ->
             packing,
             packing.matrix({name: part[:_PROBED] for name, part in dict(parts).items()}),
         )
+
     coded = None
     if X is not None and not isinstance(X, Tensor):
         coded = Coded.of(X, missing=False, text=False, shares_unseen=True)
     if coded is not None:
         return Adapted(module, encode=coded, layout=coded.layout)
+
     rows = batch[0] if isinstance(batch, tuple | list) and len(batch) == 1 else batch
     if isinstance(rows, Tensor | np.ndarray) and rows.ndim == 2 and rows.dtype in _WHOLE:
         whole = {"X": np.arange(rows.shape[1])}
@@ -167,6 +171,7 @@ def _adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) ->
                 _find_tokens(module, torch.from_numpy(as_numpy(rows[:_PROBED]).copy()), whole)
             ),
         )
+
     return Adapted(module)
 
 
@@ -199,6 +204,7 @@ def _find_tokens(
             run(rows.to(device))
     except Exception:  # noqa: BLE001 - whatever is wrong with the rows is said where they are read
         return None
+
     for name, places in columns.items():
         ids = rows[
             :, torch.from_numpy(places.ravel())[:: 1 + len(places) // 64]
@@ -213,6 +219,7 @@ def _find_tokens(
                 ].numpy()
                 if len(np.unique(alike)) < sum(len(np.unique(column)) for column in alike.T):
                     return name, len(places)
+
     return None
 
 
@@ -248,7 +255,8 @@ class Packing:
     """Several inputs as columns of one matrix, and back."""
 
     def __init__(self, inputs: Sequence[Input], kind: str) -> None:
-        self.inputs, self.kind = tuple(inputs), kind
+        self.inputs = tuple(inputs)
+        self.kind = kind
         self.columns: dict[str, NDArray[np.intp]] = {}
         start = 0
         for one in inputs:
@@ -388,7 +396,8 @@ class _Stream:
     """A loader's batches as matrices, labels left aside; it starts anew as often as the loader does."""
 
     def __init__(self, X: Iterable[Any], packing: Packing) -> None:
-        self._X, self._packing = X, packing
+        self._X = X
+        self._packing = packing
 
     def __iter__(self) -> Iterator[Tensor]:
         for batch in self._X:
@@ -409,7 +418,8 @@ class Unpacks(nn.Module):
 
     def __init__(self, model: nn.Module, packing: Packing) -> None:
         super().__init__()
-        self.model, self.packing = model, packing
+        self.model = model
+        self.packing = packing
 
     def forward(self, x: Tensor) -> Any:
         """The model's own result."""

@@ -47,7 +47,8 @@ class Trees:
 
 def read_trees(model: Any) -> Trees | None:
     """A model of XGBoost, LightGBM, CatBoost, scikit-learn or interpret as blocks of trees; None for any other."""
-    room, kind = type(model).__module__.partition(".")[0], type(model).__name__
+    room = type(model).__module__.partition(".")[0]
+    kind = type(model).__name__
     read = {
         "xgboost": _xgboost,
         "lightgbm": _lightgbm,
@@ -60,10 +61,13 @@ def read_trees(model: Any) -> Trees | None:
         ("RandomForest", "ExtraTrees", "DecisionTree", "ExtraTree")
     ):
         read = _forest
+
     trees = None if read is None else read(model)
     if trees is None:
         return None
-    outputs, known = len(trees.base), getattr(model, "classes_", ())
+
+    outputs = len(trees.base)
+    known = getattr(model, "classes_", ())
     names = tuple(str(name) for name in known) if len(known) else None
     link = "identity" if names is None else "softmax" if outputs > 1 else "sigmoid"
     names = names[1:] if names is not None and outputs == 1 and len(names) == 2 else names
@@ -120,7 +124,8 @@ def _part(is_below: Callable[[Array], NDArray[np.bool_]], shape: tuple[int, ...]
         middle = (low >> 1) + (high >> 1) + (low & high & 1)  # their sum may be too large
         with np.errstate(over="ignore"):
             below = is_below(_as_floats(middle))
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
+        low = np.where(below, middle, low)
+        high = np.where(below, high, middle)
     sides = np.stack([_as_floats(low), _as_floats(high)], axis=-1)
     thin = (
         sides[..., 1] - sides[..., 0] < _LEAST_GAP
@@ -134,7 +139,8 @@ def _as_floats(order: NDArray[np.int64]) -> Array:
 
 
 def _steps(columns: Any, cuts: Any, *, single: bool, below: bool) -> dict[int, Array]:
-    columns, cuts = np.asarray(columns, dtype=np.intp), np.asarray(cuts)
+    columns = np.asarray(columns, dtype=np.intp)
+    cuts = np.asarray(cuts)
     return {
         int(k): both_sides(cuts[columns == k], single=single, below=below)
         for k in np.unique(columns)
@@ -216,8 +222,10 @@ def _xgboost(model: Any) -> Trees | None:
     codes = {k for k, one in enumerate(booster.feature_types or ()) if one == "c"}
     codes |= set(columns[(left >= 0) & (kind != 0)].tolist())
     numeric = (left >= 0) & (kind == 0)
-    columns, cuts = columns[numeric], cuts[numeric].astype(np.float32)
-    names, types = booster.feature_names, booster.feature_types
+    columns = columns[numeric]
+    cuts = cuts[numeric].astype(np.float32)
+    names = booster.feature_names
+    types = booster.feature_types
 
     def prepare(X: Any) -> Any:
         if isinstance(X, np.ndarray) and not codes:
@@ -285,8 +293,10 @@ def _lightgbm(model: Any) -> Trees | None:
         zero = [1e-35, float(np.nextafter(-1e-35, -1))] if node["missing_type"] == "Zero" else []
         cuts += [node["threshold"], *zero]
         columns += [column] * (1 + len(zero))
-    names, width = tuple(booster.feature_name()), booster.num_feature()
-    probe, known = _some_rows(width, columns, cuts), booster.pandas_categorical
+    names = tuple(booster.feature_name())
+    width = booster.num_feature()
+    probe = _some_rows(width, columns, cuts)
+    known = booster.pandas_categorical
     if known:
         import pandas as pd
 
@@ -316,10 +326,8 @@ def _lightgbm(model: Any) -> Trees | None:
     link = links.get(
         objective, "exp" if objective in ("poisson", "gamma", "tweedie") else "identity"
     )
-    steps, about = (
-        _steps(columns, cuts, single=False, below=False),
-        booster.model_to_string().encode(),
-    )
+    steps = _steps(columns, cuts, single=False, below=False)
+    about = booster.model_to_string().encode()
     given = None if names == tuple(f"Column_{k}" for k in range(width)) else names
     return Trees(*found, link, steps, about, tuple(sorted(codes)), given, frame=bool(known))
 
@@ -414,7 +422,8 @@ def _forest(model: Any) -> Trees | None:
         rows = np.ascontiguousarray(X, dtype=np.float32)  # as a forest gives them to its trees
         return np.column_stack([sum(answer(tree, rows) for tree in group) for group in groups])
 
-    weight, base = np.tile(np.eye(outputs), (1, len(groups))), np.zeros(outputs)
+    weight = np.tile(np.eye(outputs), (1, len(groups)))
+    base = np.zeros(outputs)
     return Trees(function, weight, base, "identity", *_sklearn_trees(trees), names=_names(model))
 
 
@@ -422,7 +431,8 @@ def _boosting(model: Any) -> Trees:
     rounds, outputs = model.estimators_.shape
     staged = model.staged_decision_function if hasattr(model, "classes_") else model.staged_predict
     function, weight = _in_stages(staged, outputs, rounds)
-    names, zeros = _names(model), np.zeros((1, model.n_features_in_))
+    names = _names(model)
+    zeros = np.zeros((1, model.n_features_in_))
     begun = function(
         zeros if names is None else framed(zeros, names)
     ).tobytes()  # what it begins with is in no tree
@@ -451,7 +461,8 @@ def _hist(model: Any) -> Trees:
 
     outputs = int(model.n_trees_per_iteration_)
     steps = _steps(order[split["feature_idx"]], split["num_threshold"], single=False, below=False)
-    names, about = _names(model), every.tobytes() + np.asarray(model._baseline_prediction).tobytes()
+    names = _names(model)
+    about = every.tobytes() + np.asarray(model._baseline_prediction).tobytes()
     codes = () if categorical is None else tuple(np.flatnonzero(categorical).tolist())
     grouped = _in_stages(staged, outputs, model.n_iter_)
     link = "exp" if log_scale else ""
@@ -463,7 +474,9 @@ def _interpret(model: Any) -> Trees | None:
     if not hasattr(model, "eval_terms"):
         return None
     base = np.atleast_1d(np.asarray(model.intercept_, dtype=np.float64))
-    outputs, steps, codes = len(base), {}, []
+    outputs = len(base)
+    steps = {}
+    codes = []
     for k, bins in enumerate(model.bins_):
         cuts = [part for part in bins if not isinstance(part, dict)]
         if len(cuts) < len(bins):

@@ -213,7 +213,8 @@ class Audit:
             raise ImportError(
                 "an issue manager needs cleanlab and pandas: pip install cleanlab."
             ) from missing
-        flags, scores = self.mislabels, self.label_score
+        flags = self.mislabels
+        scores = self.label_score
         about = {"given_label": self.labels, "predicted_label": self.suggested}
 
         class LabelIssues(IssueManager):  # type: ignore[misc]  # cleanlab has no types
@@ -237,13 +238,15 @@ class Audit:
         return LabelIssues
 
     def __str__(self) -> str:
-        hits, error = (self.by_contributions, self.by_activations), self.expected_error
+        hits = (self.by_contributions, self.by_activations)
+        error = self.expected_error
         if error is None:
             purity = [found.purity.mean() for found in hits]
             about = f"mean confidence {self.confidence.mean():.3f}, mean purity {purity[0]:.3f} by evidence, "
             about += f"{purity[1]:.3f} by activations"
         else:
             about = f"median expected error {np.median(error):.4g}"
+
         lines = [f"{len(self)} predictions audited: {about}"]
         lines.append(
             f"  likely errors (joint confidence below 0.5, {self.joint_kind}): {self.errors.sum()}"
@@ -252,15 +255,18 @@ class Audit:
             lines.append(
                 f"  boundary cases (activation purity {BOUNDARY[0]} to {BOUNDARY[1]}): {self.boundary.sum()}"
             )
+
         lines.append(f"  outliers (unlike the database): {self.outliers.sum()}")
         if self.mislabels is not None:
             expected = sum(self.expected_errors.values())
             lines.append(
                 f"  suspected mislabels: {self.mislabels.sum()}; {expected:.0f} wrong labels expected in all"
             )
+
         if self.auroc:
             scores = ", ".join(f"{name} {score:.3f}" for name, score in self.auroc.items())
             lines.append(f"  telling right from wrong predictions, AUROC: {scores}")
+
         lines += [f"  row {self.rows[i]}: {self.reasons[i]}" for i in self.flagged[:5]]
         return "\n".join(lines)
 

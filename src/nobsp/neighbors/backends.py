@@ -37,7 +37,9 @@ _LONG = 128
 # What one message holds at most; servers take 64 MB by default.
 _MESSAGE_BYTES = 8 << 20
 # Limits of Milvus itself.
-_LEAST_WIDTH, _MOST_WIDTH, _MOST_IDS = 2, 32768, 4096
+_LEAST_WIDTH = 2
+_MOST_WIDTH = 32768
+_MOST_IDS = 4096
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class Graphs(Exact):
     ) -> None:
         _usearch()
         super().__init__(rows=rows)
-        self.options, self.space = options, space
+        self.options = options
+        self.space = space
         self._graphs: dict[str, Any] = {}
         self._stored = dict(stored or {})
 
@@ -98,7 +101,8 @@ class Graphs(Exact):
         self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, walked: Space
     ) -> Tensor:
         """Positions of rows among which nearly always the nearest are."""
-        graph, wanted = self.graph(walked), self._wanted(k, leave, direct=walked.kind == space.kind)
+        graph = self.graph(walked)
+        wanted = self._wanted(k, leave, direct=walked.kind == space.kind)
         probes = walked.probes(queries, space).numpy()
         # An expansion below the number of rows wanted would leave some of them out.
         graph.expansion_search = max(self.options.expansion_search, wanted)
@@ -130,7 +134,8 @@ class Graphs(Exact):
         name = f"{space.kind}/{space.metric}"
         if name not in self._graphs:
             self._graphs[name] = self._open(name, space)
-        graph, rows = self._graphs[name], self.rows
+        graph = self._graphs[name]
+        rows = self.rows
         done = len(graph)
         if done < len(rows) and name in self._stored:
             # A graph that is mapped from a file is read-only.
@@ -241,7 +246,9 @@ class Collection(Backend):
         evidence_shape: tuple[int, int] | None,
         make: Rows | None,
     ) -> None:
-        self.options, self.spaces, self.evidence_shape = options, spaces, evidence_shape
+        self.options = options
+        self.spaces = spaces
+        self.evidence_shape = evidence_shape
         self._client = _connect(options)
         self._widths: dict[str, int] = {
             kind: space.width for kind, space in spaces.items()
@@ -278,6 +285,7 @@ class Collection(Backend):
             raise ValueError(
                 f"Milvus has a collection {where} already; choose another, or Milvus(..., replace=True)."
             )
+
         kinds = _pymilvus().DataType
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", kinds.INT64, is_primary=True)
@@ -292,6 +300,7 @@ class Collection(Backend):
             indices.add_index(
                 field, index_type=index_type if field in self.spaces else "FLAT", metric_type="IP"
             )
+
         for field in (*(f"{kind}_length" for kind in self.spaces), "response"):
             schema.add_field(field, kinds.DOUBLE)
         schema.add_field("predicted", kinds.INT64)
@@ -303,11 +312,14 @@ class Collection(Backend):
             schema.add_field(
                 "label", kinds.DOUBLE if rows.labels.is_floating_point() else kinds.INT64
             )
+
         if exists:
             self._call("drop_collection", "replace the collection")
         how = {"schema": schema, "index_params": indices, "consistency_level": "Strong"}
         self._call("create_collection", "make the collection", **how)
-        self._fields, self._count, self._behind = self._columns(), 0, False
+        self._fields = self._columns()
+        self._count = 0
+        self._behind = False
 
     def _columns(self) -> dict[str, int]:
         """Fields of the collection, and the width of those that are vectors."""
@@ -320,19 +332,24 @@ class Collection(Backend):
         name = self.options.collection
         if not exists:
             raise ValueError(f"Milvus at {self.options.uri!r} has no collection {name!r}.")
+
         self._fields = self._columns()
         for kind, width in self._widths.items():
-            found, expected = self._fields.get(kind, 0), max(_LEAST_WIDTH, width)
+            found = self._fields.get(kind, 0)
+            expected = max(_LEAST_WIDTH, width)
             if found != expected:
                 of = f"of width {found} for {kind}, not {expected}"
                 raise ValueError(
                     f"the collection {name!r} has vectors {of}; it belongs to another index."
                 )
+
         if not {"id", "predicted", "response"} <= set(self._fields):
             raise ValueError(f"the collection {name!r} was not made by an index of nobsp.")
+
         self._call("load_collection", "open the collection")
         total = self._count_rows("")
-        whole, broken = total if self._count_rows(f"id < {total}") == total else 0, total
+        whole = total if self._count_rows(f"id < {total}") == total else 0
+        broken = total
         while whole + 1 < broken:  # how many rows there are before the first number that is missing
             middle = (whole + broken) // 2
             whole, broken = (
@@ -340,7 +357,9 @@ class Collection(Backend):
                 if self._count_rows(f"id < {middle}") == middle
                 else (whole, middle)
             )
-        self._count, self._behind = whole, whole < total
+
+        self._count = whole
+        self._behind = whole < total
 
     def _count_rows(self, condition: str) -> int:
         found = self._call("query", "count the rows", filter=condition, output_fields=["count(*)"])
@@ -402,7 +421,8 @@ class Collection(Backend):
             vectors = column(kind, np.float32).to(torch.float64)[:, : space.width]
             return space.invert(vectors, column(f"{kind}_length", np.float64)).to(torch.float32)
 
-        evidence, labels = None, None
+        evidence = None
+        labels = None
         if "evidence" in self._fields and self.evidence_shape is not None:
             flat = column("evidence", np.float32)[:, : self._widths["evidence"]]
             evidence = flat.reshape(-1, *self.evidence_shape)
@@ -412,7 +432,8 @@ class Collection(Backend):
             labels = column(
                 "label", np.float64 if isinstance(records[0]["label"], float) else np.int64
             )
-        predicted, response = column("predicted", np.int64), column("response", np.float64)
+        predicted = column("predicted", np.int64)
+        response = column("response", np.float64)
         return Rows(invert("activations"), evidence, predicted, response, labels)
 
     def candidates(
@@ -425,6 +446,7 @@ class Collection(Backend):
             raise ValueError(
                 f"the collection has {have}, not {walked.kind} ({walked.metric}); make another one."
             )
+
         answers = self._call(
             "search",
             "search",
@@ -440,6 +462,7 @@ class Collection(Backend):
             found[number, : len(answer)] = torch.tensor(
                 [int(hit["id"]) for hit in answer], dtype=torch.long
             )
+
         if leave is not None:
             found[(found[:, :, None] == leave[:, None, :]).any(2)] = -1
         return found
@@ -517,9 +540,11 @@ def indexed_spaces(spaces: Mapping[Kind, Space], kind: Kind, metric: str) -> dic
 
 def save(path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any]) -> None:
     """Writes an index; rows that are in Milvus stay there."""
-    backend, outcomes = fitted.backend, fitted.outcomes
+    backend = fitted.backend
+    outcomes = fitted.outcomes
     graphs = backend.tensors() if isinstance(backend, Graphs) else {}
     used = backend.options
+
     if isinstance(used, Milvus):
         used = replace(used, token="", replace=False)
     stored = {

@@ -37,7 +37,8 @@ def find_evidence(explainer: Any) -> EvidenceSource:
         return explainer.evidence_source()
     if isinstance(explainer, nn.Linear):
         head = Head.of(explainer, "head")
-        weight, bias = head.weight, head.bias
+        weight = head.weight
+        bias = head.bias
         return EvidenceSource(
             output_names=number_outputs(len(weight)),
             link="identity",
@@ -48,6 +49,7 @@ def find_evidence(explainer: Any) -> EvidenceSource:
             head=(weight, bias),
             coefficients=weight.T,
         )
+
     hint = (
         " Make NObSP(model) or NObSPCam(model) and fit it first."
         if isinstance(explainer, nn.Module)
@@ -167,17 +169,20 @@ class Outcomes:
             if given.dtype.kind not in "fiub":
                 raise TypeError(f"{argument} of a regression must be numbers, found {given.dtype}.")
             return torch.from_numpy(given.astype(np.float64))
+
         how = "pass class numbers from 0, the names of the outputs, or classes=[...] with the label of every class."
         if (given.dtype.kind in "US") != (self.classes.dtype.kind in "US"):
             raise TypeError(
                 f"{argument} hold {_show(given)}, but the classes are {_show(self.classes)}; {how}"
             )
+
         order = np.argsort(self.classes, kind="stable")
         codes = order[np.searchsorted(self.classes, given, sorter=order).clip(0, len(order) - 1)]
         wrong = self.classes[codes] != given
         if wrong.any():
             found = f"{argument} holds {given[wrong][0].item()!r} (row {int(wrong.argmax())})"
             raise ValueError(f"{found}, which is none of the classes {_show(self.classes)}; {how}")
+
         return torch.from_numpy(codes.astype(np.int64))
 
     def decode(self, codes: Tensor) -> NDArray[Any]:
@@ -207,6 +212,7 @@ def find_outcomes(
         logit = logit or classes is not None or source.classes is not None
         logit = logit or (labels is not None and len(np.unique(labels)) == 2)
         task = "classification" if logit else "regression"
+
     if task == "regression":
         if source.outputs > 1 and output is None:
             raise ValueError(
@@ -214,10 +220,12 @@ def find_outcomes(
             )
         chosen = 0 if output is None else output_position(output, source.output_names)
         return Outcomes("regression", source.outputs, chosen, False, None)
+
     if output is not None:
         raise ValueError(
             'output is for task="regression"; a classifier is searched by its predicted class.'
         )
+
     several = labels is not None and labels.ndim == 2
     if labels is not None and several:
         if labels.shape[1] != source.outputs:
@@ -228,6 +236,7 @@ def find_outcomes(
             raise ValueError(
                 "labels has exactly one class in each row; pass class numbers, such as labels.argmax(1)."
             )
+
     sigmoid = several or (source.link == "sigmoid" and source.outputs > 1)
     return Outcomes(
         "classification", source.outputs, 0, sigmoid, _classes(source, classes, labels), several
@@ -267,6 +276,7 @@ def label_array(
         raise ValueError(
             f"{argument} must hold one label per row, found {quote(labels)}."
         ) from ragged
+
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     several = (
@@ -279,6 +289,7 @@ def label_array(
             else f"0 and 1 for each of {columns or 'the'} classes"
         )
         raise ValueError(f"{argument} has shape {array.shape}; pass {how}.")
+
     if len(array) != count:
         raise ValueError(f"{argument} has {len(array)} entries for {count} rows.")
     if array.dtype.kind not in "fiubUS":
@@ -287,18 +298,18 @@ def label_array(
         raise ValueError(
             f"{argument} has no number in row {int((~np.isfinite(array)).argmax())}; leave such rows out."
         )
+
     return array
 
 
 def remember_labels(batches: Any, found: list[NDArray[Any] | None]) -> Iterator[Any]:
     """Batches passed on as they are; their labels, None where there are none, are put into `found`."""
     for number, batch in enumerate(batches):
-        labels, rows = None, batch
+        labels = None
+        rows = batch
         if isinstance(batch, Mapping):
-            labels, rows = (
-                next((batch[key] for key in _LABEL_KEYS if key in batch), None),
-                next(iter(batch.values())),
-            )
+            labels = next((batch[key] for key in _LABEL_KEYS if key in batch), None)
+            rows = next(iter(batch.values()))
         elif (
             isinstance(batch, tuple | list) and len(batch) > 1 and getattr(batch[0], "ndim", 0) > 1
         ):

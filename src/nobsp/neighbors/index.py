@@ -144,7 +144,8 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             progress: Whether to show a progress bar on stderr.
         """
         self._validate()
-        source, given = find_evidence(self.explainer), _labels(X, y, labels)
+        source = find_evidence(self.explainer)
+        given = _labels(X, y, labels)
         how = {"task": self.task, "output": self.output, "classes": self.classes}
         outcomes = find_outcomes(source, given, **how)
         wanted = _WANTED[self._kind]
@@ -153,20 +154,25 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             source, outcomes, X, given, wanted=wanted, progress=progress, thumbnails=thumbnails
         )
         if given is None and found is not None:
-            before, outcomes = outcomes.task, find_outcomes(source, found, **how)
+            before = outcomes.task
+            outcomes = find_outcomes(source, found, **how)
             if outcomes.task != before:
                 raise ValueError(
                     'one output may be a logit or a value; pass task="classification" or "regression".'
                 )
+
         if found is not None:
             rows = replace(rows, labels=outcomes.encode(found, len(rows)))
-        evidence, every = Evidence(), list(_WANTED)
+        evidence = Evidence()
+        every = list(_WANTED)
         kinds = every[: every.index(self._kind) + 1]
         if source.coefficients is not None:
-            kinds, mean = every, source.mean
+            kinds = every
+            mean = source.mean
             if mean is None:
                 mean, _ = moments(rows, lambda part: part.activations.to(torch.float64))
             evidence = Evidence(outcomes.per_class(source.coefficients).T.contiguous(), mean)
+
         spaces = fit_spaces(kinds, evidence, rows, outcomes.count)
         indexed = indexed_spaces(spaces, self._kind, self.metric)
         backend = make_backend(_backend_options(self.backend), indexed, rows, device=self.device)
@@ -193,7 +199,8 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             labels: The same by another name.
             progress: Whether to show a progress bar on stderr.
         """
-        fitted, given = self._fitted, _labels(X, y, labels)
+        fitted = self._fitted
+        given = _labels(X, y, labels)
         held = fitted.backend.rows.bytes() if isinstance(fitted.backend, Exact) else 0
         thumbnails: list[Tensor | None] = []
         rows, found = self._read_labelled(
@@ -211,6 +218,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             raise ValueError(
                 f"labels must be passed for all rows or for none; the database {state}."
             )
+
         if found is not None:
             rows = replace(rows, labels=fitted.outcomes.encode(found, len(rows)))
         fitted.backend.add(rows)
@@ -246,10 +254,8 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _asked(self, X: Any, exclude: Any, *, progress: bool) -> tuple[Rows, Tensor | None]:
         """Rows that are asked about, and what they leave out; those of the database, each without itself, for None."""
         if X is None:
-            rows, exclude = (
-                self._fitted.backend.take(torch.arange(len(self))),
-                "self" if exclude is None else exclude,
-            )
+            rows = self._fitted.backend.take(torch.arange(len(self)))
+            exclude = "self" if exclude is None else exclude
         else:
             rows = self._read(X, progress=progress)
         return rows, _positions_to_leave(exclude, len(rows), len(self))
@@ -257,17 +263,21 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _query_rows(self, queries: Rows, k: int, leave: Tensor | None = None) -> Neighbors:
         """Neighbours of rows that were read already: no forward pass."""
         self._validate()
-        fitted, outcomes = self._fitted, self._fitted.outcomes
+        fitted = self._fitted
+        outcomes = self._fitted.outcomes
         require_whole_number("k", k)
         spared = most_left_out(leave)
         if k > len(self) - spared:
             less = ", less those excluded" if spared else ""
             raise ValueError(f"k is {k}, but the database has {len(self)} rows{less}.")
+
         walked = fitted.space("activations" if self._kind == "query" else self._kind, self.metric)
         positions, distances = fitted.backend.nearest(
             self._space, queries, int(k), leave, walked=walked
         )
-        labels, residuals, regression = None, None, outcomes.classes is None
+        labels = None
+        residuals = None
+        regression = outcomes.classes is None
         if fitted.labelled:
             near = fitted.backend.take(positions.flatten())
             labels = outcomes.decode(near.truth)
@@ -275,15 +285,20 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             residuals = (
                 labels - near.response.numpy().reshape(positions.shape) if regression else None
             )
-        predicted, confidence = outcomes.decode(queries.predicted), queries.response.numpy().copy()
+
+        predicted = outcomes.decode(queries.predicted)
+        confidence = queries.response.numpy().copy()
         if regression:
-            predicted, confidence = confidence, np.full(len(queries), np.nan)
+            predicted = confidence
+            confidence = np.full(len(queries), np.nan)
+
         found = (positions.numpy(), distances.numpy(), labels, predicted, confidence)
         return Neighbors(*found, self.space, self.target, outcomes.classes, residuals)
 
     def _read(self, X: Any, *, progress: bool = False) -> Rows:
         """What the model shows of rows: several queries about the same rows then need one forward pass."""
-        fitted, wanted = self._fitted, self._fitted.wanted
+        fitted = self._fitted
+        wanted = self._fitted.wanted
         batches = fitted.source.read(X, wanted=wanted, progress=progress)
         return join_rows([fitted.outcomes.rows(batch, wanted=wanted) for batch in batches])
 
@@ -325,6 +340,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             raise ValueError(
                 "prototypes stand for classes; they need a classifier, and labels of the database."
             )
+
         codes = self._right_classes()
         parts = []
         for number in np.unique(codes[codes >= 0]).tolist():
@@ -341,10 +357,12 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                     criticisms=members[chosen.criticisms].numpy(),
                 )
             )
+
         if not parts:
             raise ValueError(
                 "no row of the database is predicted as its label says, so none stands for its class."
             )
+
         return Prototypes(
             indices=np.concatenate([part.indices for part in parts]),
             labels=np.concatenate([part.labels for part in parts]),
@@ -584,29 +602,36 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """
         found: list[NDArray[Any] | None] = []
         batches = remember_labels(X, found) if given is None and comes_in_batches(X) else X
-        limit, parts = parse_bytes(self.memory_limit, argument="memory_limit"), []
+        limit = parse_bytes(self.memory_limit, argument="memory_limit")
+        parts = []
         for batch in source.read(batches, wanted=wanted, progress=progress):
             part = replace(outcomes.rows(batch, wanted=wanted), logits=None)
             held += part.bytes()
             if held > limit:
-                way, count = "pass a larger one", held * len(part) // part.bytes()
+                way = "pass a larger one"
+                count = held * len(part) // part.bytes()
                 if part.evidence is not None and part.evidence.shape[1] > 1:
                     classes = part.evidence.shape[1]
                     way = f'keep evidence for one class instead of {classes} with target="own", or a larger limit'
                 raise ValueError(
                     f"memory_limit is {limit:,} bytes, and {count:,} rows take more; {way}."
                 )
+
             parts.append(part)
             thumbnails.append(batch.thumbnails)
-        rows, known = join_rows(parts), [one for one in found if one is not None]
+
+        rows = join_rows(parts)
+        known = [one for one in found if one is not None]
         if 0 < len(known) < len(found):
             missing = len(found) - len(known)
             raise ValueError(
                 f"{missing} batches of X have no labels while others have; give all of them labels."
             )
+
         given = np.concatenate(known) if known else given
         if given is not None and len(given) != len(rows):
             raise ValueError(f"labels has {len(given)} entries for {len(rows)} rows.")
+
         return rows, given
 
 
@@ -648,6 +673,7 @@ def _positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
                 f'exclude="self" says that query i is row i of the database, but {found}.'
             )
         return torch.arange(rows)[:, None]
+
     given = array_of(exclude, name="exclude")
     shaped = given.dtype.kind in "iu" and given.ndim in (1, 2) and len(given) == queries
     if not shaped or (given.size and (given.min() < -1 or given.max() >= rows)):
@@ -656,6 +682,7 @@ def _positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
         )
         wanted = f"positions from 0 to {rows - 1}, or −1, one or one row of them for each of the {queries} queries"
         raise ValueError(f"exclude must hold {wanted}, found {about}.")
+
     return torch.from_numpy(given.astype(np.int64).reshape(queries, -1))
 
 

@@ -118,20 +118,24 @@ class Neighbors(Answers):
             raise ValueError(
                 "a regression has no classes, and no purity; look at values, e.g. hits.labels.std(1)."
             )
+
         if self.labels is None:
             raise ValueError("purity needs the labels of the database; pass labels to fit.")
+
         towards = label_array(labels, len(self))
         known = self.classes if self.labels.ndim == 3 else self.labels
         if (towards.dtype.kind in "US") != (known.dtype.kind in "US"):
             raise TypeError(
                 f"labels are {towards.dtype}, but those of the database are {known.dtype}."
             )
+
         if self.labels.ndim == 2:
             return np.asarray((self.labels == towards[:, None]).mean(1))
         if (unknown := ~np.isin(towards, self.classes)).any():
             raise ValueError(
                 f"labels has {towards[unknown][0]!r}, which is no class of the database."
             )
+
         return np.asarray(
             np.einsum("qkc,qc->qk", self.labels, self.classes == towards[:, None]).mean(1)
         )

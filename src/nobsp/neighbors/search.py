@@ -157,6 +157,7 @@ def fit_spaces(
             spaces[kind] = Space(
                 kind, "euclidean", evidence, centres, _inverse(pooled, centres.abs().amax(0))
             )
+
     return spaces
 
 
@@ -222,7 +223,8 @@ class Backend(ABC):
         found = []
         for start in range(0, len(queries), self.at_once):
             lot = slice(start, start + self.at_once)
-            some, left = queries.take(lot), None if leave is None else leave[lot]
+            some = queries.take(lot)
+            left = None if leave is None else leave[lot]
             found.append(
                 self._measure(
                     space, some, self.candidates(some, k, left, space=space, walked=walked), k
@@ -298,7 +300,8 @@ class Exact(Backend):
         walked: Space,  # noqa: ARG002 - as other searches take it
     ) -> Tensor:
         """Positions of the rows that score highest, −1 where there are fewer."""
-        count, vectors = k + _SPARE, space.vectors(queries)
+        count = k + _SPARE
+        vectors = space.vectors(queries)
         scores = torch.zeros(len(queries), 0, dtype=torch.float64)
         positions = torch.zeros(len(queries), 0, dtype=torch.long)
         for block in pieces(len(self), max(space.width, len(queries)), numbers=_AT_ONCE):
@@ -308,10 +311,8 @@ class Exact(Backend):
                 query, column = torch.nonzero((place >= 0) & (place < here.shape[1]), as_tuple=True)
                 here[query, place[query, column]] = -torch.inf
             best, where = here.topk(min(count, here.shape[1]), dim=1)
-            scores, positions = (
-                torch.cat([scores, best.cpu()], 1),
-                torch.cat([positions, where.cpu() + block.start], 1),
-            )
+            scores = torch.cat([scores, best.cpu()], 1)
+            positions = torch.cat([positions, where.cpu() + block.start], 1)
             if scores.shape[1] > count:
                 scores, kept = scores.topk(count, dim=1)
                 positions = positions.gather(1, kept)
@@ -327,16 +328,16 @@ def _scores(
     if space.kind != "query":
         units = space.vectors(rows).to(device)
         return vectors @ units.T + empty * ~units.any(1)
+
     present, place = torch.unique(queries.predicted, return_inverse=True)
     if space.centre is None or space.evidence.coefficients is None:
         scores = torch.empty(len(vectors), len(rows), dtype=torch.float64, device=device)
         for number, label in enumerate(present):
-            units, own = (
-                space.vectors(rows, label.expand(len(rows))).to(device),
-                (place == number).to(device),
-            )
+            units = space.vectors(rows, label.expand(len(rows))).to(device)
+            own = (place == number).to(device)
             scores[own] = vectors[own] @ units.T + empty * ~units.any(1)
         return scores
+
     # With u = z − centre, evidence for class c is w_c ⊙ u, and for a query q of that class
     #     q · (w_c ⊙ u) / ‖w_c ⊙ u‖ = (q ⊙ w_c) · u / sqrt(w_c² · u²),
     # so that all classes share u, and no vectors need be made for each.

@@ -61,7 +61,9 @@ class Adapted:
         )
         if self.encode is None:
             return {name: [position] for position, name in enumerate(names)}
-        before, turned = self.encode(X), np.roll(np.arange(len(X)), 1)
+
+        before = self.encode(X)
+        turned = np.roll(np.arange(len(X)), 1)
         changed = np.zeros((len(names), before.shape[1]), dtype=bool)
         for position in range(len(names)):
             # Moved on by one: what depends on the column changes there, unless it is constant on these rows.
@@ -75,6 +77,7 @@ class Adapted:
             changed[position] = ~((after == before) | (np.isnan(after) & np.isnan(before))).all(
                 axis=0
             )
+
         shared = changed.sum(axis=0) > 1
         if shared.any():
             mixed = [name for name, row in zip(names, changed[:, shared], strict=True) if row.any()]
@@ -82,6 +85,7 @@ class Adapted:
                 f"the preprocessing mixes the columns {', '.join(map(repr, mixed))}: {shared.sum()} of its "
                 f"{changed.shape[1]} outputs depend on several. Pass model[-1] and model[:-1].transform(X) instead."
             )
+
         return {
             name: np.flatnonzero(row).tolist()
             for name, row in zip(names, changed, strict=True)

@@ -481,6 +481,7 @@ def _is_arithmetic(node: ast.expr, *, depth: int) -> bool:
     """Whether an expression is made of numbers, symbols and functions of them."""
     if depth > _DEEPEST_EXPRESSION:
         return False
+
     match node:
         case ast.Constant(value=bool() | int() | float() as number):
             return abs(number) <= 1 << 63

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -73,11 +74,15 @@ def batches_of(
         if hasattr(X, "toarray"):
             raise TypeError(f"{argument} is a sparse matrix; pass {argument}.toarray().")
         given, batches, again = open_stream(X, argument)
-        first, total = reader.batch_table(given, 0, columns), count_ahead(X)
+        first = reader.batch_table(given, 0, columns)
+        total = count_ahead(X)
         if first.rows == 0:
             raise ValueError(f"batch 0 of {argument} has no rows.")
     else:
-        batches, again, first, total = (lambda: iter([X])), True, whole, whole.rows
+        batches = partial(iter, [X])
+        again = True
+        first = whole
+        total = whole.rows
         if total == 0:
             raise NoRowsError(f"{argument} has no rows.")
     # An empty cut still knows its dtype, and is not checked for missing values.
@@ -89,10 +94,8 @@ def batches_of(
         for number, batch in enumerate(batches()):
             table = whole or reader.batch_table(batch, number, columns or first.names)
             if table.columns != first.columns:
-                found, expected = (
-                    f"{table.columns} columns",
-                    f"batch 0 had {first.columns}; all need the same",
-                )
+                found = f"{table.columns} columns"
+                expected = f"batch 0 had {first.columns}; all need the same"
                 raise ValueError(f"batch {number} of {argument} has {found} but {expected}.")
             for rows, native in reader.rows_of(table, first_row=seen):
                 # Whole numbers in a stream that began with floats are floats that happened to be whole.
@@ -207,9 +210,11 @@ class _Reader:
                 raise ValueError(
                     f"{argument} must have two dimensions, found shape {tuple(X.shape)}; {hint}."
                 )
+
             if columns is not None and X.shape[1] != len(columns):
                 known = f"{len(columns)} are expected: {join_names(columns, 12)}, in order"
                 raise ValueError(f"{argument} has {X.shape[1]} columns but {known}.")
+
             if X.shape[1] == 0:
                 raise ValueError(f"{argument} has no columns.")
             if isinstance(X, Tensor) and (
@@ -218,16 +223,20 @@ class _Reader:
                 raise TypeError(
                     f"{argument} must be a dense real tensor, found {X.dtype} with layout {X.layout}."
                 )
+
             return _array_table(as_numpy(X), argument, numeric=numeric)
+
         try:
             frame = nw.from_native(X, eager_only=True, pass_through=True)
         except nw.exceptions.DuplicateError as duplicate:
             raise ValueError(
                 f"{argument} has two columns of the same name; rename one ({duplicate})."
             ) from duplicate
+
         if isinstance(frame, nw.DataFrame):
             frame = match_columns(frame, argument=argument, columns=columns)
             return _frame_table(frame, argument, numeric=numeric, strict=self.strict)
+
         return None
 
     def batch_table(self, batch: Any, number: int, columns: Sequence[str] | None) -> _Table:

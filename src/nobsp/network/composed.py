@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nobsp.network.readout import outputs_of, refuse_non_finite
 
 # Most products of a combination, counted from the end, and most columns of their inputs taken side by side.
-_MOST_PRODUCTS, _MOST_WIDTH = 64, 4096
+_MOST_PRODUCTS = 64
+_MOST_WIDTH = 4096
 # How far rounding carries sums, in units of the model's precision.
 _ROUNDING = 128
 
@@ -37,7 +38,9 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, rows: int, places: Sequence[int] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.rows, self.places, self.count = rows, places, 0
+        self.rows = rows
+        self.places = places
+        self.count = 0
         self.found: list[Product] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,10 +67,14 @@ class Composed(nn.Module):
         centre: bool,
     ) -> None:
         super().__init__()
-        self.model, self.places, self.path, self.centre = model, places, path, centre
+        self.model = model
+        self.places = places
+        self.path = path
+        self.centre = centre
         outputs, width = weight.shape
         self.head = nn.Linear(width, outputs, device="meta")  # which draws no random numbers
-        self.head.weight, self.head.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+        self.head.weight = nn.Parameter(weight.clone())
+        self.head.bias = nn.Parameter(bias.clone())
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
@@ -111,7 +118,8 @@ def compose(
 def _links(output: Tensor) -> Iterator[Link]:
     """Links that an output may have come through, each with its inverse."""
     yield "identity", lambda values: values, lambda values: values
-    low, high = output.min(), output.max()
+    low = output.min()
+    high = output.max()
     if _is_simplex(output):
         yield "softmax", _centred_logs, lambda values: values.softmax(1)
     if low >= 0 and high <= 1:
@@ -123,9 +131,11 @@ def _links(output: Tensor) -> Iterator[Link]:
             lambda values: values + torch.log(-torch.expm1(-values)),
             nn.functional.softplus,
         )
+
     often = [int((output == end).sum()) > max(output.shape[1], 2) for end in (low, high)]
     if any(often):
-        least, most = float(low) if often[0] else -torch.inf, float(high) if often[1] else torch.inf
+        least = float(low) if often[0] else -torch.inf
+        most = float(high) if often[1] else torch.inf
         inside = lambda values: torch.where((values > least) & (values < most), values, torch.nan)  # noqa: E731
         yield "clamp", inside, lambda values: values.clamp(least, most)
 
@@ -151,13 +161,16 @@ def _solve(
     """Weight and bias of outputs that are a link of an affine function of the products; None where they are not."""
     if sum(product.z.shape[1] for product in products) > _MOST_WIDTH:
         return None
+
     name, undo, apply = link
-    target, softmax = undo(output), name == "softmax"
+    target = undo(output)
+    softmax = name == "softmax"
     weights = [product.weight.double().cpu() for product in products]
     inputs = [product.z.double().cpu() for product in products]
     logits = [z @ weight for z, weight in zip(inputs, weights, strict=True)]
     sizes = [z.abs() @ weight.abs() for z, weight in zip(inputs, weights, strict=True)]
-    count, aligned = output.shape[1], all(part.shape[1] == output.shape[1] for part in logits)
+    count = output.shape[1]
+    aligned = all(part.shape[1] == output.shape[1] for part in logits)
     if softmax and not aligned:
         return None
     if softmax:
@@ -167,7 +180,9 @@ def _solve(
         found = _least_squares(free, target.flatten())
         if found is None:
             return None
-        factors, bias = found[: len(logits)].expand(count, -1), found[len(logits) :]
+
+        factors = found[: len(logits)].expand(count, -1)
+        bias = found[len(logits) :]
     else:
         rows = []
         for j in range(count):
@@ -177,7 +192,10 @@ def _solve(
             if found is None:
                 return None
             rows.append(found)
-        factors, bias = torch.stack(rows)[:, :-1], torch.stack(rows)[:, -1]
+
+        factors = torch.stack(rows)[:, :-1]
+        bias = torch.stack(rows)[:, -1]
+
     # Rounding leaves a little of what plays no part.
     factors = torch.where(factors.abs() > 1e-5 * factors.abs().max(), factors, 0.0)
     # Where each output has its own factor, no matrix of outputs times outputs is made.
@@ -195,11 +213,13 @@ def _solve(
         around = torch.maximum(
             *((apply(expected + way * allowed) - apply(expected)).abs() for way in (1, -1))
         )
+
     near = (
         apply(expected) - output
     ).abs() <= around + _ROUNDING * eps * output.abs() + 8 * eps * bool(softmax)
     if not bool(near.all()):
         return None
+
     return torch.cat(
         [blend(mix, weight.T) for mix, weight in zip(mixes, weights, strict=True)], 1
     ), bias
@@ -208,7 +228,8 @@ def _solve(
 def _least_squares(columns: Tensor, target: Tensor) -> Tensor | None:
     """Coefficients on the rows whose target is a number; None where these are too few to tell."""
     known = target.isfinite()
-    columns, target = columns[known], target[known]
+    columns = columns[known]
+    target = target[known]
     if len(target) < 2 * columns.shape[1] + 2 or bool((target == target[0]).all()):
         return None
     scale = columns.norm(dim=0).clamp_min(1e-300)

@@ -234,16 +234,19 @@ def find_part(
                 f"{argument} is a {type(wanted).__name__} that is not part of the model."
             )
         return name, parts[name]
+
     if not isinstance(given, str):
         raise TypeError(
             f"{argument} must be a layer's name or the layer itself, found {type(given).__name__}."
         )
+
     name = plain(given)
     # As a DataParallel wrapper gives it, `module.fc` means `fc`.
     name = name if name in parts else name.removeprefix("module.")
     if name not in parts:
         known = dict.fromkeys([*offer, *filter(None, parts)])
         raise ValueError(f"{argument}={given!r} is not in the model; {suggest(name, known)}")
+
     return name, parts[name]
 
 

@@ -69,6 +69,7 @@ def resolve_features(
         raise TypeError(
             f"{argument} must be a list of names or a dictionary, found {what}{features!r}."
         )
+
     if not isinstance(features, Mapping):
         listed = list(features)
         if len(listed) != columns:
@@ -81,11 +82,13 @@ def resolve_features(
         pairs: Iterable[tuple[Any, Any]] = zip(listed, range(columns), strict=True)
     else:
         pairs = features.items()
+
     groups: dict[str, tuple[int, ...]] = {}
     for key, given in pairs:
         if str(key) in groups:
             raise ValueError(f"{argument} has the name {str(key)!r} twice; names must differ.")
         groups[str(key)] = _columns(key, given, columns, names, argument)
+
     called = (
         [str(column) for column in range(columns)]
         if names is None
@@ -98,12 +101,14 @@ def resolve_features(
                 both = f"both {owner[column]!r} and {name!r}; a column belongs to one feature"
                 raise ValueError(f"{argument} puts column {called[column]} into {both}.")
             owner[column] = name
+
     left = [called[column] for column in range(columns) if column not in owner]
     if left:
         more = " and others" if len(left) > 5 else ""
         raise ValueError(
             f"{argument} leaves out column {', '.join(left[:5])}{more}; every column must belong to one."
         )
+
     return Features(tuple(groups), tuple(groups.values()))
 
 
@@ -160,14 +165,17 @@ def _feature_baseline(
     if not isinstance(kind, str):
         vector = _numbers(f"baseline for {name!r}", kind)
         if vector.numel() not in (1, len(group)):
-            found, columns = vector.numel(), len(group)
+            found = vector.numel()
+            columns = len(group)
             raise ValueError(
                 f"baseline for {name!r} has {found} values but the feature has {columns} columns."
             )
         return vector.expand(len(group))
+
     if kind not in ("mean", "zero", "median", "mode"):
         known = '"mean", "zero", "median", "mode" or numbers'
         raise ValueError(f"baseline for {name!r} must be {known}, found {kind!r}.")
+
     if kind == "zero":
         return torch.zeros(len(group), dtype=torch.float64)
     if kind == "mode" or category:
@@ -178,6 +186,7 @@ def _feature_baseline(
                 f'baseline for {name!r} is "mode", but no value occurs twice; pass "mean" or a value.'
             )
         return values[int(counts.argmax())]
+
     # Of the sample, where there are more rows than it holds.
     return summary.mean[group] if kind == "mean" else summary.sample[:, group].quantile(0.5, dim=0)
 
@@ -201,9 +210,11 @@ def _columns(
     where = f"{argument}[{name!r}]"
     if not isinstance(given, str | int | np.integer | Iterable):
         raise TypeError(f"{where} must be a column or a list of columns, found {given!r}.")
+
     members = [given] if isinstance(given, str | int | np.integer) else list(given)
     if not members:
         raise ValueError(f"{where} has no columns.")
+
     found = []
     for member in members:
         if isinstance(member, str):
@@ -211,10 +222,12 @@ def _columns(
                 raise ValueError(
                     f"{where} names column {member!r}, but the data has no column names."
                 )
+
             if member not in names:
                 raise ValueError(
                     f"{where} names column {member!r}, which is not in the data; {suggest(member, names)}"
                 )
+
             found.append(list(names).index(member))
         elif isinstance(member, bool) or not isinstance(member, int | np.integer):
             raise TypeError(f"{where} must list columns by position or name, found {member!r}.")
@@ -224,6 +237,7 @@ def _columns(
             )
         else:
             found.append(int(member))
+
     return tuple(found)
 
 
@@ -290,9 +304,13 @@ class Summary:
         if self.rows:
             mean = self.mean + (mean - self.mean) * (rows / (self.rows + rows))
             ends = torch.stack([self.minimum, self.maximum, low, high])
-            low, high = ends.amin(0), ends.amax(0)
+            low = ends.amin(0)
+            high = ends.amax(0)
             two_valued = self.two_valued & two_valued & ((ends == low) | (ends == high)).all(0)
-        self.mean, self.minimum, self.maximum, self.two_valued = mean, low, high, two_valued
+        self.mean = mean
+        self.minimum = low
+        self.maximum = high
+        self.two_valued = two_valued
 
     def merge(self, other: Summary) -> Summary:
         """Both tables together; where both samples are too many rows, each gives its table's share."""
@@ -418,7 +436,8 @@ class LevelCounts:
 
     def merge(self, other: LevelCounts) -> LevelCounts:
         """What both have counted."""
-        mine, theirs = self.copy(), other.copy()
+        mine = self.copy()
+        theirs = other.copy()
         if mine.joint is not None and theirs.joint is not None:
             mine._join(theirs.joint)
             return mine
@@ -449,7 +468,8 @@ class LevelCounts:
         """Gives joint levels up and goes on with codes, of columns that so far hold such."""
         if self.joint is None:
             return
-        (levels, counts), self.joint = self.joint, None
+        levels, counts = self.joint
+        self.joint = None
         for place in range(levels.shape[1]):
             self.codes[place] = levels[:0, :1], counts[:0]
             self._add_codes(place, levels[:, place], counts)
@@ -459,9 +479,11 @@ class LevelCounts:
         if len(values) == 0:
             return
         held, times = self.codes.pop(place)
-        low, high = float(values.min()), float(values.max())
+        low = float(values.min())
+        high = float(values.max())
         if len(held):
-            low, high = min(low, float(held[0])), max(high, float(held[-1]))
+            low = min(low, float(held[0]))
+            high = max(high, float(held[-1]))
         if not high - low < MOST_CODES or not torch.equal(values, values.round()):
             return
         weights = None if counts is None else counts.double()

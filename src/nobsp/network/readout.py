@@ -331,6 +331,7 @@ def _probing(module: nn.Module, probe: Tensor) -> Iterator[tuple[Any, ...]]:
                 run(probe.to(device, copy=True))
             except (RuntimeError, TypeError, NotImplementedError):
                 integer = False
+
         try:
             yield (
                 run,
@@ -382,8 +383,10 @@ def _choose_layers(module: nn.Module, head: str | nn.Module | None) -> dict[str,
             "model has no linear layer (nn.Linear, or nn.Conv1d/nn.Conv2d with kernel size 1); only models that end in "
             f"one can be explained.{hint}"
         )
+
     if head is None:
         return layers
+
     name, part = find_part(module, head, argument="head", offer=layers)
     inside = {
         f"{name}.{inner}".strip("."): layer for inner, layer in _linear_layers(unwrap(part)).items()
@@ -393,6 +396,7 @@ def _choose_layers(module: nn.Module, head: str | nn.Module | None) -> dict[str,
         raise ValueError(
             f"head {name!r} is a {type(part).__name__} without a linear layer; {known}."
         )
+
     return inside
 
 
@@ -406,7 +410,8 @@ def _find_head(
     given: bool,
 ) -> tuple[Head, str, Place]:
     """The layer whose W z + b is in the outputs of a run before, the link, and where its input passes."""
-    rows, sizes = len(x), {output.shape[1] for output in outputs.values()}
+    rows = len(x)
+    sizes = {output.shape[1] for output in outputs.values()}
     best: dict[
         str, tuple[int, int]
     ] = {}  # per output the simplest link, then the last call as a negative number
@@ -418,7 +423,8 @@ def _find_head(
     apart: list[tuple[str, int]] = []  # layers at several positions of every row
 
     def see(name: str, layer: nn.Module, source: Tensor) -> None:
-        source, width = source.detach(), len(torch.as_tensor(layer.weight))
+        source = source.detach()
+        width = len(torch.as_tensor(layer.weight))
         positions = _positions(layer, source, rows)
         counts[name] += 1
         if width not in sizes or not (
@@ -427,9 +433,13 @@ def _find_head(
             if positions > 1 and {width, width * positions} & sizes:
                 apart.append((name, positions))
             return
-        head, entering = Head.of(layer, name), _rows_entering(layer, source, rows).clone()
-        z, order = entering.to("cpu", torch.float64), -len(matches)
-        logits, allowed = head.logits(z), _allowance(z, head, dtype, x.device)
+
+        head = Head.of(layer, name)
+        entering = _rows_entering(layer, source, rows).clone()
+        z = entering.to("cpu", torch.float64)
+        order = -len(matches)
+        logits = head.logits(z)
+        allowed = _allowance(z, head, dtype, x.device)
         for path in (path for path, output in outputs.items() if output.shape == logits.shape):
             near.append((float((logits - outputs[path]).abs().max()), name))
             for rank, link in enumerate(LINKS):
@@ -438,6 +448,7 @@ def _find_head(
                 if _agrees(logits, outputs[path], allowed, link, dtype):
                     best[path] = min(best.get(path, (rank, order)), (rank, order))
                     break
+
         if any(number == order for _, number in best.values()):
             matches.append((head, layer, counts[name] - 1, entering, source))
 
@@ -573,8 +584,11 @@ def _allowance(z: Tensor, head: Head, dtype: torch.dtype, device: torch.device) 
 
 def _agrees(logits: Tensor, output: Tensor, allowed: Tensor, link: str, dtype: torch.dtype) -> bool:
     """Whether `output` is `link(logits)` within rounding."""
-    expected, coarse, tolerance = LINKS[link](logits), 8 * torch.finfo(dtype).eps, allowed
-    worst, largest = allowed.amax(dim=-1, keepdim=True), logits.abs().amax(dim=-1, keepdim=True)
+    expected = LINKS[link](logits)
+    coarse = 8 * torch.finfo(dtype).eps
+    tolerance = allowed
+    worst = allowed.amax(dim=-1, keepdim=True)
+    largest = logits.abs().amax(dim=-1, keepdim=True)
     if link == "log_softmax":
         tolerance = 2 * worst + coarse * (expected.abs() + largest)
     elif link == "softmax":
@@ -614,7 +628,9 @@ def _embedded_columns(
             run(prepare(rows))
         return lookups
 
-    codes, before, found = probe.detach().to("cpu", torch.float64).trunc(), lookups_of(probe), set()
+    codes = probe.detach().to("cpu", torch.float64).trunc()
+    before = lookups_of(probe)
+    found = set()
     for number, (looked_up, levels) in enumerate(before):
         shift = looked_up[:, None].to(torch.float64) - codes
         columns = (shift == shift[:1]).all(dim=0).nonzero().flatten().tolist()

@@ -107,6 +107,7 @@ def run_in_ordinary_modes(work: Callable[[], Result]) -> Result:
     # Torch's own object, which begins when it is made, in place of `torch.inference_mode`, whose lines can be
     # interrupted; it may be ended twice.
     no_inference: Any = None
+
     try:
         try:
             if torch.is_inference_mode_enabled():

@@ -277,6 +277,7 @@ def _draw_swarms(ax: Axes, swarms: Sequence[_Swarm], *, terms: int) -> PathColle
         else:
             drawn.set(array=swarm.ranks, cmap=_axes.blend(_axes.LOW_TO_HIGH), clim=(0.0, 1.0))
             coloured = drawn
+
     return coloured
 
 

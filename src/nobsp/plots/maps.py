@@ -155,6 +155,7 @@ def confusions(
     shown = found.pairs[:max_display]
     if not shown:
         raise ValueError("found has no pairs: no image was taken for another class.")
+
     panels = get_panels(ax, 2 * len(shown), 2, (5.2, 2.1 * len(shown) + 0.4), "this grid")
     grid = np.array(panels, dtype=object).reshape(-1, 2)
     for axes, pair in zip(grid, shown, strict=True):
@@ -171,6 +172,7 @@ def confusions(
         )
         axes[0].set_title(f"{pair.count} images", fontsize=NORMAL)
         axes[1].set_title(fill(f"for {pair.predicted}, against {pair.truth}", 28), fontsize=NORMAL)
+
     return grid
 
 
@@ -277,13 +279,17 @@ def words(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0, ax: Any 
         row: Which text.
         ax: Axes to draw on; those of a new figure when None.
     """
-    places, line, column = [], 0, 0
+    places = []
+    line = 0
+    column = 0
     tinted = _tinted(maps, tokens, row)
     for token, _, _ in tinted:
         if column and column + len(token) > _COLUMNS:
-            line, column = line + 1, 0
+            line = line + 1
+            column = 0
         places.append((column, line))
         column += len(token) + 1
+
     axes = get_axes(ax, (7.0, 0.32 * (line + 1) + 0.5))
     bare(axes)
     axes.set_xlim(-1, _COLUMNS + 1)
@@ -297,6 +303,7 @@ def words(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0, ax: Any 
             "bbox": box,
         }
         axes.text(column, line, escape(token), fontsize=SMALL, **style)
+
     axes.set_xlabel(
         f"{shorten(str(maps.target_names[row]), 24)}: {maps.caption()}", fontsize=NORMAL
     )
@@ -341,7 +348,8 @@ def _tinted(maps: ActivationMaps, tokens: Sequence[str], row: int) -> list[tuple
             f"{found}; pass maps of texts for one target each, and the tokens of one text."
         )
     shares = getattr(maps, maps.kind)[row, : len(tokens)] / maps.locations[0]
-    tint, largest = _axes.blend(_axes.AGAINST_TO_FOR), _peak(shares) or 1.0
+    tint = _axes.blend(_axes.AGAINST_TO_FOR)
+    largest = _peak(shares) or 1.0
     return [
         (token, float(share), to_hex(tint(0.5 + 0.5 * share / largest)))
         for token, share in zip(tokens, shares, strict=True)

@@ -102,6 +102,7 @@ def retrieval_panel(
     title = _query_title(hits_contributions, row, label, class_names)
     if frame_of(database) is not None or getattr(database, "ndim", 0) == 2:
         return _table(query, database, spaces, title, row, features, ax)
+
     count = max(len(space.indices) for space in spaces)
     if ax is None:
         panel = 1.55
@@ -114,6 +115,7 @@ def retrieval_panel(
         ]
     else:
         first, *others = as_axes(ax, 1 + len(spaces) * count, "this retrieval")
+
     panels = np.array(others, dtype=object).reshape(len(spaces), count)
     bare(first)
     first.imshow(picture_of(_queried(query, row), "query"))
@@ -130,7 +132,9 @@ def retrieval_panel(
                     visible=True, linewidth=3.0, color=_axes.MAIN if agrees else _axes.FOR
                 )
                 one.spines[:].set_linestyle("solid" if agrees else (0, (2.5, 1.5)))
+
         axes[0].set_title(space.title, fontsize=NORMAL, loc="left")
+
     return np.array([[first, *axes] for axes in panels], dtype=object)
 
 
@@ -143,22 +147,24 @@ def _neighbours(
             raise TypeError(
                 f"hits_{name} must be neighbours as index.query(X) returns them, found {found}."
             )
+
     if isinstance(row, bool) or not isinstance(row, int | np.integer):
         raise TypeError(f"row must be a position, found {quote(row)}.")
     if not -len(hits.indices) <= row < len(hits.indices):
         raise ValueError(f"row is {row}, but hits_{name} has {len(hits.indices)} queries.")
+
     space = getattr(hits, "space", name)
-    indices, distances = (
-        np.asarray(hits.indices[row])[:most],
-        np.asarray(hits.distances[row])[:most],
-    )
+    indices = np.asarray(hits.indices[row])[:most]
+    distances = np.asarray(hits.distances[row])[:most]
     if hits.labels is None:
         return _Space(space, indices.tolist(), distances.tolist(), [], [])
+
     labels = [_class(one, class_names) for one in hits.labels[row]]
     agrees: list[bool] = []
     if np.isfinite(hits.confidence[row]):  # a regression has none
         agrees = [one == _class(hits.predicted[row], class_names) for one in labels]
         space = f"{space}: {sum(agrees)} of {len(agrees)} agree"
+
     return _Space(space, indices.tolist(), distances.tolist(), labels[:most], agrees[:most])
 
 
@@ -242,6 +248,7 @@ def _table(
                 va="center",
                 fontsize=SMALL,
             )
+
         panel.axvline(0.5, color=_axes.MUTED, linewidth=1.5)
         heads = [
             title.replace("query: ", "query\n", 1),
@@ -253,6 +260,7 @@ def _table(
         panel.tick_params(length=0)
         panel.spines[:].set_visible(False)
         panel.set_title(space.title, loc="left", fontsize=NORMAL)
+
     return np.array(axes, dtype=object)
 
 
@@ -264,7 +272,8 @@ def _columns(database: Any, features: Sequence[str] | None) -> dict[str, NDArray
             raise ValueError(
                 f"features has {len(features)} names but database has {len(every)} columns."
             )
-        every, features = dict(zip(map(str, features), every.values(), strict=True)), None
+        every = dict(zip(map(str, features), every.values(), strict=True))
+        features = None
     chosen = list(every)[:_MOST_COLUMNS] if features is None else [str(name) for name in features]
     for name in chosen:
         if name not in every:

@@ -310,6 +310,7 @@ def account_for_variance(account: Explanation) -> PageData:
     if len(whole):
         sizes = np.abs(whole.residual)
         predictions = whole.predictions
+
     return {
         "ledger": {
             "singles": known(mains),

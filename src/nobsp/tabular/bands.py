@@ -119,6 +119,7 @@ def _copy_priors(
             pure = _purify_copies(_average_copies(outputs, of_grids), [shares[k] for k in term])
             priors[term] = pure.flatten(1, -2)
             _take_margins_out(priors, traces.mains, lines, term, pure, of_mains.double())
+
     return priors
 
 

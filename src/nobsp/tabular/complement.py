@@ -367,6 +367,7 @@ def _examine(setting: Setting, published: Published, values: Tensor, measured: S
     residuals = measured.outputs - values.sum(1)
     explained = share_explained(residuals - residuals.mean(0), measured.outputs)
     shares = tuple(explained.tolist())
+
     return Health(
         findings=sort_findings(_findings(setting, published, values, measured, explained)),
         terms=tuple(

@@ -153,6 +153,7 @@ def make_functions(
         reach=_usual_combinations(setting),
     )
     measure_bands_later(functions, measure)
+
     return functions
 
 

@@ -190,16 +190,19 @@ def share_findings(
     ]
     if not known or min(known)[0] >= LOW_SHARE:
         return []
+
     share, name = min(known)
     if share < 0:
         message = f"{what} is {share:.3f}: worse than the mean. Do not use the functions; calibrate on more rows."
         return [Finding("error", "worse_than_mean", name, message)]
+
     if coarse:
         message = (
             f"{what} is only {share:.3f}: the function of {join_names(coarse, 3)} bends more often than its table has "
             "knots. More rows do not help; the model may be finer than its data."
         )
         return [Finding("warning", "coarse_table", name, message)]
+
     message = (
         f"{what} is only {share:.3f}: too few rows for so many features, or interactions that are not fitted. "
         "Calibrate on more rows, or name interactions."

@@ -267,6 +267,7 @@ class NObSP(Explainer):
             accounts = list(
                 fitted.explain(X, represent, batch_size=self.batch_size, progress=progress)
             )
+
         values = [account.values for account in accounts if account.values is not None]
         rows = X
         if not hasattr(X, "shape"):  # read only once, perhaps
@@ -376,6 +377,7 @@ class NObSP(Explainer):
                     raise ValueError(
                         f"X has a missing or infinite value in row {row}; leave the row out."
                     )
+
                 n_read += len(answered)
                 evidence = None
                 if account.values is not None:

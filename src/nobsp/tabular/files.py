@@ -86,6 +86,7 @@ def save(
         columns = replace(
             columns, seen=tuple(replace(column, quantiles=np.zeros(0)) for column in columns.seen)
         )
+
     probe = _probe(fitted)
     stored = Stored(
         options={name: _plain(name, value, fitted) for name, value in options.items()},

@@ -488,16 +488,19 @@ def resolve_groups(
         X, values = _take_column(X, groups, model=model, features=features)
     else:
         values = _group_values(groups)
+
     expected = len(values) if rows is None else rows
     if values.shape != (expected,):
         raise ValueError(
             f"groups has the shape {values.shape}; pass one group for each of the {expected:,} rows."
         )
+
     missing = [position for position, value in enumerate(values.tolist()) if is_missing(value)]
     if missing:
         raise ValueError(
             f"groups has a missing value in row {missing[0]}; give every row a group, those that stand alone one each."
         )
+
     _, codes = np.unique(
         values.astype(str) if values.dtype == object else values, return_inverse=True
     )
@@ -505,6 +508,7 @@ def resolve_groups(
         raise ValueError(
             "groups has one group only, so that no rows could be held out; name at least two, or leave it out."
         )
+
     return X, codes.astype(np.intp)
 
 

@@ -210,6 +210,7 @@ class Setting(Problem):
             raise ValueError(
                 'baseline has fractions but the model takes integers; pass whole numbers or "mode".'
             )
+
         self.domains = [
             describe(self.columns, self.adapted, self.summary, self.categories, feature)
             for feature in range(len(self.columns.features))

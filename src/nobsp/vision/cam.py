@@ -184,10 +184,8 @@ class NObSPCam(Explainer):
             )
             feature_map = find_map(taken, source.first, layer=self.layer, head=self.head)
             working = feature_map.on_device(self.device)
-            empty, fingerprint = (
-                start_calibration(working, self.coefficients),
-                feature_map.fingerprint(),
-            )
+            empty = start_calibration(working, self.coefficients)
+            fingerprint = feature_map.fingerprint()
             names = (
                 number_outputs(feature_map.outputs)
                 if self.output_names is None
@@ -196,10 +194,12 @@ class NObSPCam(Explainer):
             if len(names) != feature_map.outputs:
                 found = f"{len(names)} names but the model has {feature_map.outputs} classes"
                 raise ValueError(f"output_names has {found}.")
+
             if run.size > 1 or run.checkpoint is not None:
                 options = repr((feature_map.described(), self.coefficients, ridge, names))
                 what = "the layer, coefficients, ridge or output_names asked for"
                 run.require_same({"the model": fingerprint, what: options})
+
             about: dict[str, Any] = {
                 "model": run.share(working),
                 "name": "calibrating",
@@ -210,11 +210,13 @@ class NObSPCam(Explainer):
                 raise ValueError(
                     f"images has {calibration.rows} image; calibration needs at least two."
                 )
+
             probe = source.first[:PROBE_IMAGES].detach().to("cpu", copy=True)
             # Every rank solves, rather than wait longer than a process group allows for another that does, and takes
             # what the first one found: processors differ in their last digits.
             solved = calibration.solve(working, ridge, probe, self.points)
             account: Account = run.decide(lambda: solved)
+
         fitted = _Fitted(
             {}, feature_map.described(), fingerprint, account, calibration, calibration.rows, names
         )
@@ -223,21 +225,25 @@ class NObSPCam(Explainer):
             if finding.severity == "warning":
                 # Two functions stand between this one and its caller, see `in_ordinary_modes`.
                 warnings.warn(finding.message, stacklevel=4)
+
         return self
 
     @in_ordinary_modes
     def merge(self, other: NObSPCam) -> Self:
         """Adds another calibration's images to this one, of the same model and layer: as if read in one pass."""
-        mine, theirs = self._fitted, other._fitted
+        mine = self._fitted
+        theirs = other._fitted
         if mine.calibration is None or theirs.calibration is None:
             raise ValueError(
                 "a calibration saved without its moments cannot be merged; save with mergeable=True."
             )
+
         one, two = ((fit.found, fit.fingerprint, type(fit.calibration)) for fit in (mine, theirs))
         if one != two:
             raise ValueError(
                 "the two calibrations are of different models, layers or kinds of coefficients."
             )
+
         calibration: Calibration = mine.calibration.merge(theirs.calibration)  # type: ignore[arg-type]  # same kind
         found = mine.feature_map.on_device(self.device)
         ridge = self._checked_ridge()
@@ -287,6 +293,7 @@ class NObSPCam(Explainer):
             raise TypeError(
                 "target is a function, which has to be known before the calibration: NObSPCam(model, output=function)."
             )
+
         targets = self._targets(target, against, scale)
         fitted = self._fitted
         is_picture = fitted.account.is_picture(fitted.feature_map)
@@ -326,7 +333,8 @@ class NObSPCam(Explainer):
             ValueError: If the logits are no sum over locations: where layers stand between map and head, where the map
                 is pooled by its maximum, or for a layer further down.
         """
-        targets, found = self._one_target(target), self._fitted.feature_map
+        targets = self._one_target(target)
+        found = self._fitted.feature_map
         if not found.direct or found.pooling not in ("mean", "flatten"):
             why = "layers come between, or a maximum; use cam(images).account"
             raise ValueError(f"the logits are no sum over the locations of {found.layer!r}: {why}.")
@@ -365,7 +373,8 @@ class NObSPCam(Explainer):
             most: Of how many regions to try the removal, those the account ranks highest; all when None.
             progress: Whether to show a progress bar on stderr.
         """
-        targets, fitted = self._one_target(target), self._fitted
+        targets = self._one_target(target)
+        fitted = self._fitted
         if fitted.feature_map.text:
             raise ValueError("texts have no regions to blur away; use cam(texts).account.")
         if fitted.feature_map.has_time_second:
@@ -404,7 +413,8 @@ class NObSPCam(Explainer):
         return targets
 
     def _targets(self, target: Any, against: Against, scale: Scale) -> Targets:
-        feature_map, names = self._fitted.feature_map, self._fitted.output_names
+        feature_map = self._fitted.feature_map
+        names = self._fitted.output_names
         sigmoid = (self.link or feature_map.link) == "sigmoid" or feature_map.outputs == 1
         return Targets(
             target, against, outputs=feature_map.outputs, names=names, scale=scale, sigmoid=sigmoid
@@ -465,7 +475,8 @@ class NObSPCam(Explainer):
 
     def evidence_source(self) -> EvidenceSource:
         """What an index of neighbours needs of an explainer."""
-        feature_map, account = self._fitted.feature_map, self._fitted.account
+        feature_map = self._fitted.feature_map
+        account = self._fitted.account
         head = feature_map.head if feature_map.direct else None
         signed = account.mean[:, None] if account.coefficients is None else account.coefficients
         return EvidenceSource(
@@ -538,6 +549,7 @@ class NObSPCam(Explainer):
             raise ValueError(
                 "mergeable: this explainer was loaded from a file without what merge needs; pass False."
             )
+
         kept = fitted.calibration if mergeable else None
         account = fitted.account.cast(torch.float32)
         # What makes the same explainer around the same model: its parameters, and what its images are like.
@@ -590,6 +602,7 @@ class NObSPCam(Explainer):
             known = dict(stored.found)
             account = stored.account.cast(torch.float64)
             account.require_finite()
+
         taken = as_taken(
             model,
             keys=tuple(keys),
@@ -606,17 +619,20 @@ class NObSPCam(Explainer):
                 f"model cannot be run on images of shape {tuple(image_shape)}, on which this explainer was calibrated: "
                 f"{str(failure).splitlines()[0] if str(failure) else type(failure).__name__}"
             ) from failure
+
         found = feature_map.described()
         same_outputs = found["outputs"] == known.get("outputs")
         if feature_map.fingerprint() != stored.fingerprint or not same_outputs:
             raise ValueError(
                 "model is not the one this explainer was calibrated on; its weights differ."
             )
+
         if found != known:
             different = [name for name in known if found.get(name) != known[name]]
             raise ValueError(
                 f"the model's map is not where it was when this explainer was calibrated: {different}."
             )
+
         cam._fit = dataclasses.replace(stored, account=account).of(feature_map, probe)
         return cam
 
@@ -685,7 +701,8 @@ class _Fitted:
 
     def of(self, feature_map: FeatureMap, probe: Tensor) -> Self:
         """The same of a model."""
-        self.feature_map, self.probe = feature_map, probe
+        self.feature_map = feature_map
+        self.probe = probe
         self.remember_state()
         return self
 

@@ -48,7 +48,8 @@ class Confusions:
         """The maps of all examples, pair after pair: why the predicted class and not the true one."""
         if not self.pairs:
             raise ValueError("there are no pairs: no image was taken for another class.")
-        parts, first = [one.maps for one in self.pairs], self.pairs[0].maps
+        parts = [one.maps for one in self.pairs]
+        first = self.pairs[0].maps
         names = [
             name
             for name, value in vars(first).items()
@@ -132,6 +133,7 @@ def confusions(
         raise ValueError(
             "the model has one output, and there is no other class to take an image for."
         )
+
     matrix = np.zeros((len(names), len(names)), dtype=np.int64)
     confused: dict[tuple[int, int], list[int]] = {}
     kept: dict[int, Tensor] = {}
@@ -144,23 +146,28 @@ def confusions(
             given = given.cpu() if isinstance(given, Tensor) else np.asarray(given)
         except ValueError as ragged:
             raise ValueError("labels must hold one class per image, not lists of them.") from ragged
+
         if given.ndim != 1:
             raise ValueError(
                 f"labels must hold one class per image, found the shape {tuple(given.shape)}."
             )
+
         try:
             targets = cam._targets(given, None, "logit")
             targets.require(len(batch))
             truth = targets.choose(logits, 0)[:, 0]
         except (TypeError, ValueError) as failure:
             raise type(failure)(f"labels are no classes of the model: {failure}") from failure
+
         for row, pair in enumerate(zip(truth.tolist(), logits.argmax(1).tolist(), strict=True)):
             matrix[pair] += 1
             if pair[0] != pair[1]:
                 confused.setdefault(pair, []).append(seen + row)
                 if len(confused[pair]) <= examples:
                     kept[seen + row] = batch[row].clone()
+
         seen += len(batch)
+
     found = []
     for (true, said), places in sorted(confused.items(), key=lambda one: -len(one[1]))[:pairs]:
         shown = torch.stack([kept[place] for place in places[:examples]])
@@ -169,6 +176,7 @@ def confusions(
         order = np.argsort(-mean)
         about = (np.array(places), shown, maps, order, mean[order])
         found.append(Confusion(names[true], names[said], len(places), *about))
+
     return Confusions(tuple(found), matrix, names)
 
 
@@ -184,13 +192,16 @@ def _batches(images: Any, labels: Any, batch_size: int) -> Iterator[tuple[Tensor
                 )
             yield next(iter(images_of([given[0]], batch_size=len(given[0])))), given[1]
         return
+
     single = isinstance(labels, str | bytes | type | Mapping)
     if single or not hasattr(labels, "__getitem__") or not hasattr(labels, "__len__"):
         raise TypeError(f"labels must hold one class per image, found {quote(labels)}.")
+
     start = 0
     for batch in images_of(images, batch_size=batch_size):
         yield batch, labels[start : start + len(batch)]
         start += len(batch)
+
     if len(labels) != start:
         raise ValueError(
             f"labels has {len(labels)} entries for {start} images; pass one per image."

@@ -256,7 +256,8 @@ class FeatureMap:
 
     def described(self) -> dict[str, Any]:
         """Everything that must be the same for a calibration to apply, as JSON can hold it."""
-        place, grid = self.place, self.grid
+        place = self.place
+        grid = self.grid
         found = {"layer": place.name, "call": place.call, "side": place.side, "layout": grid.layout}
         found |= {
             "prefix": grid.prefix,
@@ -466,11 +467,13 @@ class FeatureMap:
             raise ValueError(
                 f"the layer {gave}; expected one map of {self.channels} channels per image."
             )
+
         if self.pooling == "flatten" and tuple(maps.shape[2:]) != self.shape:
             gave = f"images of shape {tuple(images.shape[1:])} give a map of {tuple(maps.shape[2:])} locations"
             raise ValueError(
                 f"{gave}, but calibrated were those of {self.shape}; use images of one size."
             )
+
         maps = exact(maps)
         bad = first_non_finite(maps)
         if bad is not None:
@@ -478,6 +481,7 @@ class FeatureMap:
             raise ValueError(
                 f"the map of {self.place.name!r} is not finite for image {bad[0]} of the batch; {hint}."
             )
+
         tokens = (
             self.grid.prefix_tokens(tensor)
             if self.reach == "full"

@@ -75,7 +75,8 @@ class _Seen:
     def units(self, *, means: bool = False) -> Tensor:
         """All of the map and the tokens before it, as `FeatureMap.units` lays them out, or the channels' means."""
         assert self.raw is not None
-        maps, tokens = self.grid.maps(self.raw, self.shape), self.grid.prefix_tokens(self.raw)
+        maps = self.grid.maps(self.raw, self.shape)
+        tokens = self.grid.prefix_tokens(self.raw)
         maps = maps.clamp_min(0.0) if self.relu else maps
         units = (
             pooled(maps.double(), "mean")
@@ -124,23 +125,24 @@ def find_map(
     if isinstance(module, OneTensorModel):
         layer = PACKED + layer if isinstance(layer, str) else layer
         head = PACKED + head if isinstance(head, str) else head
+
     device, dtype = device_and_dtype(module)  # which refuses a model without weights
     _refuse_non_finite_state(module)
     chosen = None if layer is None else find_part(module, layer, argument="layer")
-    x, readout = (
-        probe.to(device, dtype if probe.is_floating_point() else probe.dtype, copy=True),
-        None,
-    )
+    x = probe.to(device, dtype if probe.is_floating_point() else probe.dtype, copy=True)
+    readout = None
     try:
         with evaluation_mode(module) as run:
             require_function_of_row(run, torch.clone, x, outputs_of, dtype)
             result = run(x.clone())
+
         for shape in (tuple(output.shape) for output in tensors_in(result).values()):
             if len(shape) > 2 and shape[0] == len(probe) and math.prod(shape[2:]) > 1:
                 raise ValueError(
                     f"the model returns a map per class, of shape {shape[1:]}, not one number; say which number to "
                     "explain, e.g. output=lambda out: out[:, 5, 20:40, 20:40].mean((1, 2))."
                 )
+
         try:
             readout = Readout.find(module, probe, head=head)
             z = readout.represent(probe).to("cpu", torch.float64)
@@ -154,6 +156,7 @@ def find_map(
             f"the model cannot take images of shape {tuple(probe.shape[1:])} ({failure}); pass images of the shape it "
             "was trained on, a single one as a batch of one, images[None]."
         ) from failure
+
     makes = partial(_makes, z, torch.finfo(dtype).eps)
     seen, counts = _observe(module, x, makes, None if chosen is None else chosen[1])
     logits = z if readout is None else readout.logits(z)
@@ -193,21 +196,23 @@ class _Search:
 
         Where the caller has chosen a layer, its own.
         """
-        own, what = self.seen, "no layer of the model gives"
+        own = self.seen
+        what = "no layer of the model gives"
         if chosen is not None:
             own = [seen for seen in own if seen.module is chosen[1]]
-            own, what = (
-                [seen for seen in own if seen.side == "output"] or own,
-                f"layer {chosen[0]!r} does not give",
-            )
+            own = [seen for seen in own if seen.side == "output"] or own
+            what = f"layer {chosen[0]!r} does not give"
+
         if not own:
             raise ValueError(
                 f"{what} a map with more than one location for images of shape {tuple(self.probe.shape[1:])}; maps "
                 "need a convolutional network or a transformer, an earlier layer, or larger images."
             )
+
         match = self.best(own)
         if match is not None:
             return match
+
         pointless = ""
         passed_on = 0
         candidates: Iterable[list[_Seen]] = self.latest()
@@ -226,16 +231,19 @@ class _Search:
             if tried:
                 pointless = pointless or tried
                 passed_on = id(views[0].raw)
+
         if pointless:
             raise ValueError(
                 f"the output depends on no location of {pointless!r}, only on its first tokens; name a layer through "
                 "which everything passes with layer=..., e.g. the block before the last."
             )
+
         if chosen is None:
             raise ValueError(
                 "no map of the model makes the output by itself: other paths lead there too. Name one through which "
                 "everything passes with layer=..., or wrap the model so that there is one."
             )
+
         raise ValueError(
             f"layer {chosen[0]!r} does not make the output by itself: other paths lead there too. Choose one through "
             "which everything passes, or layer=None, or wrap the model."
@@ -335,21 +343,26 @@ class _Search:
         agrees = self.agrees(whole, units)
         if agrees is None:
             # Some models shape later tensors by the number of images.
-            fixed, whole = True, dataclasses.replace(whole, fixed_batch=True)
+            fixed = True
+            whole = dataclasses.replace(whole, fixed_batch=True)
             agrees = self.agrees(whole, units)
+
         if not agrees:
             return ""
+
         for view in views:
             for reach in ("point", "constant"):
                 trial = self.feature_map(view, "mean", reach, fixed_batch=fixed)
                 if self.agrees(trial, view.units(means=True)):
                     return self.lighten(trial, view.units(means=True))
+
         # Of sequences, one token may be all that is read; of images, the tokens before the patches.
         is_sequence = whole.text or len(whole.shape) == 1
         if is_sequence or full.grid.prefix:
             read = self.locations_read(whole, units)
             if read is not None and int(read.max()) <= int(is_sequence):
                 return full.name or "the model"
+
         return self.lighten(whole, units)
 
     def locations_read(self, trial: FeatureMap, units: Tensor) -> Tensor | None:
@@ -389,7 +402,8 @@ class _Search:
                 found = tail(units.to(self.about.device), every).detach().to("cpu", torch.float64)
         except Exception:  # noqa: BLE001 - whatever a model does with an image of another size
             return None
-        expected, scale = self.logits, self.logits.abs().amax(1, keepdim=True)
+        expected = self.logits
+        scale = self.logits.abs().amax(1, keepdim=True)
         tolerance = min(256 * torch.finfo(self.about.dtype).eps, 0.05)
         return found.shape == expected.shape and bool(
             ((found - expected).abs() <= tolerance * scale).all()
@@ -419,12 +433,15 @@ def _observe(
             or found.ndim not in (3, len(space) + 2)
         ):
             return
+
         if found.shape[0] != len(images):
             return
+
         # Pixels are no map of their own unless they are asked for; time steps are.
         is_input = found.shape == images.shape and torch.equal(found, images)
         if is_input and not is_sequence and parts[name] is not keep:
             return
+
         order += 1
         found = found.detach()
         about = {
@@ -451,6 +468,7 @@ def _observe(
                 for view in kept.popleft():
                     held = view.module is keep or view.order <= _EARLIEST
                     view.raw = view.raw if held else None
+
         seen.extend(views)
 
     def before(name: str, part: nn.Module, found: Any) -> None:
@@ -484,7 +502,8 @@ def _views(
     signed = bool((found < 0).any())
     # Of a text, every token has its place.
     for grid in grids_of(found, space, prefixes=1) if text else grids_of(found, space):
-        maps, first = grid.maps(found, space), grid.layout == "first"
+        maps = grid.maps(found, space)
+        first = grid.layout == "first"
         for relu in (False, True) if signed else (False,):
             used = maps.clamp_min(0.0) if relu else maps
             poolings = [one for one in POOLINGS if makes(used, one) and (one != "flatten" or first)]
@@ -501,15 +520,14 @@ def _views(
 
 def _makes(z: Tensor, eps: float, maps: Tensor, pooling: Pooling) -> bool:
     """Whether pooled maps are a representation, but for rounding."""
-    parts, whole = pooling.split("+"), pooling == "flatten"
+    parts = pooling.split("+")
+    whole = pooling == "flatten"
     if z.shape[1] != (maps[0].numel() if whole else maps.shape[1] * len(parts)) or not bool(
         z.any()
     ):
         return False
-    made, sizes = (
-        pooled(maps.double(), pooling).cpu(),
-        pooled(maps.double().abs(), "flatten" if whole else "mean"),
-    )
+    made = pooled(maps.double(), pooling).cpu()
+    sizes = pooled(maps.double().abs(), "flatten" if whole else "mean")
     return bool(
         ((made - z).abs() <= 8 * eps * (z.abs() + sizes.cpu().repeat(1, len(parts))) + 1e-300).all()
     )

@@ -60,6 +60,7 @@ def examine(feature_map: FeatureMap, account: Account, *, rows: int) -> CamHealt
         *_describe_layers_behind(feature_map, account),
         *_find_poor_images(feature_map, dead=dead, rows=rows),
     ]
+
     return CamHealth(
         findings=tuple(sorted(findings, key=lambda finding: finding.severity != "warning")),
         rows=rows,

@@ -76,32 +76,35 @@ def read_images(run: Run, images: Any, *, batch_size: int) -> Images | DatasetIm
             raise TypeError(
                 f"engine is RayCluster, but images is a {kind}; pass a ray.data.Dataset, or no engine."
             )
+
         batch = first_batch(images, PROBE_IMAGES, argument="images", batch_format="numpy")
         first = _read_block(batch, batch_size=batch_size, argument="images").first
-        read, size = (
-            partial(_read_block, batch_size=batch_size),
-            first[0].numel() * first.element_size(),
-        )
+        read = partial(_read_block, batch_size=batch_size)
+        size = first[0].numel() * first.element_size()
         return DatasetImages(
             images, read, batch_size, size, batch_format="numpy", most_rows=AT_ONCE, first=first
         )
+
     if is_ray(images):
         raise ValueError(
             f"images is a Ray dataset, but the engine has {run.size} processes that read images themselves; call fit "
             "in one process with engine=nobsp.RayCluster(), or pass each its share as an iterable of batches."
         )
+
     try:
         found = images_of(images, batch_size=batch_size)
     except NoRowsError:
         if run.size == 1:
             raise
         found = Images(0, torch.empty(0), lambda: iter(()))
+
     # A copy: what is sent would take all of a larger tensor along.
     firsts = [
         one for one in run.gather(found.first[:PROBE_IMAGES].to("cpu", copy=True)) if len(one)
     ]
     if not firsts:
         raise ValueError(f"images is empty on all {run.size} ranks.")
+
     return replace(found, first=firsts[0])
 
 

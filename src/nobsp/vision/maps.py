@@ -23,11 +23,13 @@ KINDS = ("contrast", "account", "positive", "negative", "signed")
 PER_TARGET = ("contributions", "class_token", "target", "residual", "confidence")
 
 # Orange and blue: distinct for people who do not see red and green, and bright enough to shine on a dark picture.
-FOR, AGAINST = "#e8590c", "#1f7fd1"
+FOR = "#e8590c"
+AGAINST = "#1f7fd1"
 # Above this share, what is unexplained is said wherever maps are printed.
 NOTEWORTHY = 0.01
 # How strong the colour is where a map is largest, and how bright red, green and blue look, as browsers count it.
-OPACITY, LIGHT = 0.7, (0.2126, 0.7152, 0.0722)
+OPACITY = 0.7
+LIGHT = (0.2126, 0.7152, 0.0722)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -160,6 +162,7 @@ class ActivationMaps:
             )
             kind_of_map = "picture" if self.picture else "account"
             return f"{kind_of_map} of the {self.scale}{rival}"
+
         return {
             "positive": "channels for",
             "negative": "channels against",
@@ -300,10 +303,12 @@ def pictures_of(
         raise ValueError(
             f"{argument} has shape {array.shape}; expected {count} images, (n, channels, height, width)."
         )
+
     if array.shape[1] in (1, 3) or array.shape[3] not in (1, 3):
         array = np.moveaxis(array, 1, 3)
     if array.shape[3] not in (1, 3):
         raise ValueError(f"{argument} has {array.shape[3]} channels; expected one or three.")
+
     scaled = array.astype(np.float64) / (255.0 if array.dtype.kind in "iu" else 1.0)
     if mean is not None or std is not None:
         given = {"mean": 0.0 if mean is None else mean, "std": 1.0 if std is None else std}
@@ -315,7 +320,9 @@ def pictures_of(
                     f"{name} has {len(values)} values, but the images have {array.shape[3]} channels."
                 )
         scaled = np.clip(scaled * factor + shift, 0.0, 1.0)
-    low, high = scaled.min((1, 2, 3), keepdims=True), scaled.max((1, 2, 3), keepdims=True)
+
+    low = scaled.min((1, 2, 3), keepdims=True)
+    high = scaled.max((1, 2, 3), keepdims=True)
     outside = (low < 0) | (high > 1)
     stretched = (scaled - low) / np.where(high > low, high - low, 1.0)
     result: Array = np.broadcast_to(np.where(outside, stretched, scaled), (*array.shape[:3], 3))

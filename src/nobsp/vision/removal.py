@@ -65,7 +65,8 @@ def remove_locations(
 ) -> tuple[Tensor, Tensor]:
     """Steps at which locations go, shape (n, *locations), and the target's probability; see `remove_one_by_one`."""
     assert feature_map.head is not None
-    weight, locations = feature_map.head.weight.to(seen.maps.device), seen.maps[0, 0].numel()
+    weight = feature_map.head.weight.to(seen.maps.device)
+    locations = seen.maps[0, 0].numel()
     parts = []
     for some in torch.split(
         torch.arange(len(target)), max(1, _AT_ONCE // (len(weight) * locations))
@@ -92,14 +93,15 @@ def remove_one_by_one(
     one product for all locations. The location that makes them largest goes, and ℓ changes by what it brought.
     """
     rows = torch.arange(len(logits), device=logits.device)
-    own, brought = logits[rows, target], evidence[rows, target]
+    own = logits[rows, target]
+    brought = evidence[rows, target]
     if sigmoid:
-        gap, apart = -own[:, None], brought[:, None]
+        gap = -own[:, None]
+        apart = brought[:, None]
     else:
-        gap, apart = (
-            (logits - own[:, None]).scatter(1, target[:, None], -torch.inf),
-            brought[:, None] - evidence,
-        )
+        gap = (logits - own[:, None]).scatter(1, target[:, None], -torch.inf)
+        apart = brought[:, None] - evidence
+
     pull = apart.clamp(-_MOST, _MOST).exp()
     order = torch.zeros(brought.shape, dtype=torch.int64, device=logits.device)
     chances = [torch.sigmoid(-gap.logsumexp(1))]
@@ -112,6 +114,7 @@ def remove_one_by_one(
         order[rows, gone] = step
         gap = gap + apart[rows, :, gone]
         chances.append(torch.sigmoid(-against))
+
     return order, torch.stack(chances, dim=1)
 
 
@@ -162,18 +165,21 @@ def lose_regions(
         number = number * regions + along.reshape(
             [extent if at == axis else 1 for at in range(len(space))]
         )
+
     blurred = resize_maps(average_regions(images, regions), space)
     before = log_odds(seen.logits, target, sigmoid=sigmoid)
     lost = before.new_zeros(len(before), regions ** len(space))
     with feature_map.running() as forward:
         for some in torch.split(torch.arange(tried.numel(), device=tried.device), size):
-            rows, region = some // tried.shape[1], tried.flatten()[some]
+            rows = some // tried.shape[1]
+            region = tried.flatten()[some]
             here = rows.to(images.device)
             gone = number == region.to(images.device).reshape(-1, *(1 for _ in space))
             changed = torch.where(gone[:, None], blurred[here], images[here])
             lost[rows, region] = before[rows] - log_odds(
                 forward(changed).logits, target[rows], sigmoid=sigmoid
             )
+
     return lost
 
 
