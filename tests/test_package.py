@@ -21,6 +21,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PUBLIC_NAMES = {
     "ActivationMaps",
     "Audit",
+    "Comparison",
     "ContributionIndex",
     "Explanation",
     "Finding",
@@ -38,6 +39,7 @@ PUBLIC_NAMES = {
     "__version__",
     "as_module",
     "audit",
+    "compare",
     "confusions",
     "explain_images",
     "metrics",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nobsp import metrics, plots
     from nobsp.base import Finding
     from nobsp.calibration import Local, Ranks, RayCluster
+    from nobsp.comparison import Comparison, compare
     from nobsp.neighbors import ContributionIndex, Influence, Milvus, Neighbors, Usearch
     from nobsp.neighbors.auditing import Audit, audit
     from nobsp.neighbors.selection import select
@@ -30,6 +31,7 @@ __version__ = "0.2.0"
 __all__ = [
     "ActivationMaps",
     "Audit",
+    "Comparison",
     "ContributionIndex",
     "Explanation",
     "Finding",
@@ -47,6 +49,7 @@ __all__ = [
     "__version__",
     "as_module",
     "audit",
+    "compare",
     "confusions",
     "explain_images",
     "metrics",
@@ -59,6 +62,7 @@ __all__ = [
 _HOMES = {
     "base": ("Finding",),
     "calibration": ("Local", "Ranks", "RayCluster"),
+    "comparison": ("Comparison", "compare"),
     "neighbors": (
         "Audit",
         "ContributionIndex",

@@ -20,6 +20,8 @@ from nobsp.tabular.tables import TablePiece, occupancy, purify, read, transfer
 COPIES = 64
 # Rows on which the copies' priors are read: the correction's share of a band changes little with more.
 _PRIOR_ROWS = 2048
+# Most bytes of deviations that are kept; past them those of further interactions are not.
+_MOST_BYTES = 1 << 26
 # Keeps a division by an eigenvalue of zero, without a ridge, finite.
 _LEAST = 1e-300
 
@@ -39,8 +41,16 @@ class Traces:
     triples: dict[Subset, Tensor] = field(default_factory=dict)
 
 
-def spread_of_curves(fit: Fit, traces: Traces) -> dict[int, Tensor]:
-    """Per feature how far its curve moves from calibration to calibration, (points, outputs).
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """What other calibrations of the same kind would have given, as deviations from this one."""
+
+    spreads: dict[int, Tensor]  # per feature how far its curve moves, (points, outputs)
+    deviations: dict[Subset, Tensor]  # per term, copy by copy, (copies, nodes, outputs)
+
+
+def copy_functions(fit: Fit, traces: Traces) -> Copies:
+    """How far functions move from calibration to calibration.
 
     Every copy draws the calibration rows and the background rows anew, with replacement. Prior and margins are made
     again from what each background row gave; the correction follows to first order from the influence of the rows,
@@ -48,10 +58,10 @@ def spread_of_curves(fit: Fit, traces: Traces) -> dict[int, Tensor]:
         δ_w − δ = (TᵀT/n + λI)⁻¹ [ Σ_i (w_i − 1) t_i e_i + Σ_i t_i (prior − prior_w)_i ] / n,
 
     with e_i the residual of row i in a fit without its fold, and a strength λ that the folds cannot tell from the best.
-    What the ridge pulls a curve towards partial dependence, λ (TᵀT/n + λI)⁻¹ δ, counts too.
+    What the ridge pulls a curve towards partial dependence, λ (TᵀT/n + λI)⁻¹ δ, counts too, as much either way.
     """
     if not traces.mains:
-        return {}
+        return Copies({}, {})
     generator = np.random.default_rng(0)
     chunk = fit.sample.chunk()
     draws = _draw_rows(fit, generator)
@@ -60,21 +70,34 @@ def spread_of_curves(fit: Fit, traces: Traces) -> dict[int, Tensor]:
     system = _System.of(fit)
     deltas = _copy_corrections(fit, system, draws, priors, generator)
     pull = system.pull_of_ridge(fit)
+    ways = torch.from_numpy(generator.standard_normal(len(draws)))[:, None, None]
 
     spreads = {}
+    deviations = {}
+    n_bytes = 0
     start = 0
     for piece in fit.pieces:
         columns = slice(start, start + piece.rank)
         start = columns.stop
-        if not isinstance(piece, TablePiece) or len(piece.term) != 1 or not piece.points:
+        if not isinstance(piece, TablePiece) or not piece.points:
             continue
         basis = piece.basis[piece.held()]
-        corrections = torch.einsum("pr,cro->cpo", basis, deltas[:, columns])
-        curves = _centre_copies(priors[piece.term] + corrections, piece.points[0], chunk, draws)
+        copies = torch.einsum("pr,cro->cpo", basis, deltas[:, columns])
+        if piece.term in priors:
+            copies = copies + priors[piece.term]
         pulled = basis @ pull[columns]
-        pulled = pulled - occupancy(piece.points[0], chunk) @ pulled
-        spreads[piece.term[0]] = (curves.var(0, correction=1) + pulled.square()).sqrt()
-    return spreads
+        if len(piece.term) == 1:
+            copies = _centre_copies(copies, piece.points[0], chunk, draws)
+            pulled = pulled - occupancy(piece.points[0], chunk) @ pulled
+            spreads[piece.term[0]] = (copies.var(0, correction=1) + pulled.square()).sqrt()
+        else:
+            copies = _centre_on_rows(piece, copies, fit, draws)
+            pulled = _centre_on_rows(piece, pulled[None], fit, np.ones_like(draws[:1]))[0]
+        moved = (copies - copies.mean(0) + ways * pulled).float()
+        n_bytes += moved.numel() * moved.element_size()
+        if len(piece.term) == 1 or n_bytes <= _MOST_BYTES:
+            deviations[piece.term] = moved
+    return Copies(spreads, deviations)
 
 
 def _draw_rows(fit: Fit, generator: np.random.Generator) -> Array:
@@ -90,6 +113,19 @@ def _centre_copies(curves: Tensor, points: Points, chunk: Chunk, draws: Array) -
     shares = torch.stack([occupancy(points, chunk, draw) for draw in draws])
     means = torch.einsum("cp,cpo->co", shares, curves)
     return curves - means[:, None]
+
+
+def _centre_on_rows(piece: TablePiece, copies: Tensor, fit: Fit, draws: Array) -> Tensor:
+    """Grids of the copies, each less its mean over some of the rows that its copy drew."""
+    few = evenly_spaced(len(fit.sample), _PRIOR_ROWS)
+    chunk = fit.sample.take(few).chunk()
+    n_copies, _, n_outputs = copies.shape
+
+    values = read(piece.table(copies.movedim(0, 1).flatten(1)), chunk)
+    values = values.reshape(len(few), n_copies, n_outputs)
+    counts = torch.from_numpy(draws[:, few])
+    means = torch.einsum("cr,rco->co", counts, values) / counts.sum(1, keepdim=True).clamp_min(1)
+    return copies - means[:, None]
 
 
 def _copy_priors(

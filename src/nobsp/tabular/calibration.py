@@ -23,7 +23,7 @@ from nobsp.network.inference import use_threads
 from nobsp.network.inputs import Subset, Summary
 from nobsp.network.progress import progress_bar
 from nobsp.network.readout import as_model_takes
-from nobsp.tabular.bands import Traces, spread_of_curves
+from nobsp.tabular.bands import Traces, copy_functions
 from nobsp.tabular.correction import Fit, share_explained
 from nobsp.tabular.effort import (
     FULL,
@@ -52,8 +52,8 @@ from nobsp.tabular.examination import (
     hold_out_neighbourhoods,
 )
 from nobsp.tabular.features import FEW_VALUES, Domain
+from nobsp.tabular.functions import Bands
 from nobsp.tabular.grids import Backgrounds, Tabulator
-from nobsp.tabular.lookup import Array
 from nobsp.tabular.rows import Rows, Sample
 from nobsp.tabular.selection import (
     Calibration,
@@ -217,7 +217,7 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
         base_values=sample.outputs.mean(0),
         strengths=terms.strengths,
         health=examine(setting, terms, validity, values, measured, meter),
-        measure=lambda: _measure_spreads(terms),
+        measure=lambda: _measure_bands(terms),
     )
     return Estimate(
         functions=functions,
@@ -266,10 +266,13 @@ def _contributions(terms: Terms, represent: Represent, rows: Sample, batch_size:
     return torch.stack([values[term] for term in terms.order], 1)
 
 
-def _measure_spreads(terms: Terms) -> dict[int, Array]:
-    """Per feature how far its curve moves from calibration to calibration."""
-    spreads = spread_of_curves(terms.fit, terms.traces)
-    return {feature: spread.numpy() for feature, spread in spreads.items()}
+def _measure_bands(terms: Terms) -> Bands:
+    """How far functions move from calibration to calibration."""
+    copies = copy_functions(terms.fit, terms.traces)
+    return Bands(
+        spreads={feature: spread.numpy() for feature, spread in copies.spreads.items()},
+        copies={term: moved.numpy() for term, moved in copies.deviations.items()},
+    )
 
 
 def _check_validity(setting: Setting, terms: Terms, represent: Represent) -> tuple[Terms, Validity]:

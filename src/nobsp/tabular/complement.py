@@ -36,6 +36,7 @@ from nobsp.tabular.effort import FULL, PAIR_REACH, Represent
 from nobsp.tabular.estimate import Batch, Estimate, decide_estimate, make_functions
 from nobsp.tabular.examination import feature_findings, share_findings
 from nobsp.tabular.features import Points
+from nobsp.tabular.functions import Bands
 from nobsp.tabular.grids import Tabulator
 from nobsp.tabular.health import Health, TermHealth
 from nobsp.tabular.indexing import term_name
@@ -269,7 +270,7 @@ def estimate_published(setting: Setting, published: Published, strengths: Streng
         base_values=published.solution.base,
         strengths=strengths,
         health=_examine(setting, published, values, measured),
-        measure=tables.spreads,
+        measure=lambda: Bands(tables.spreads()),
     )
     return Estimate(
         functions=functions,

@@ -60,6 +60,8 @@ class Explanation:
         explainer: The functions behind this account, without the network.
         scale: What the account is of: "output" for logits and regression outputs, "probability" for what their link
             makes of them.
+        origin: The functions that the account was read from, on whichever scale it is now; None after arithmetic.
+        link: What was applied to the outputs: "identity", or the link that `to_probability` used.
     """
 
     values: FloatArray
@@ -74,6 +76,8 @@ class Explanation:
     baseline_contributions: FloatArray
     explainer: Any = field(default=None, repr=False)
     scale: str = "output"
+    origin: Any = field(default=None, repr=False)
+    link: str = "identity"
 
     def __len__(self) -> int:
         return int(self.values.shape[0])
@@ -155,6 +159,7 @@ class Explanation:
             baseline_contributions=at_baseline[0],
             explainer=None,
             scale="probability",
+            link=chosen_link,
         )
 
     def _usable_link(self, link: str | None) -> str:
@@ -307,6 +312,7 @@ class Explanation:
             outside=self.outside | other.outside,
             baseline_contributions=at_baseline,
             explainer=None,
+            origin=None,
         )
 
     def _require_alike(self, other: Explanation) -> None:
@@ -328,7 +334,7 @@ class Explanation:
         if not np.isscalar(factor) or isinstance(factor, str | bytes):
             return NotImplemented
         products = {name: getattr(self, name) * factor for name in _PER_OUTPUT}
-        return replace(self, **products, explainer=None)
+        return replace(self, **products, explainer=None, origin=None)
 
     __rmul__ = __mul__
 

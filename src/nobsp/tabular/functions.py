@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import NormalDist
-from typing import Any, Literal, Self
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -48,8 +49,17 @@ from nobsp.tabular.predicting import (
 KIND = "compiled explainer"
 VERSION = 5
 
-# What measures how far curves move, per feature, when bands are asked for.
-Measure = Callable[[], dict[int, FloatArray]]
+
+class Bands(NamedTuple):
+    """How far functions move from calibration to calibration."""
+
+    spreads: dict[int, FloatArray]  # per feature, (points, outputs)
+    # Per term deviations of other such calibrations, (copies, nodes, outputs); empty where there are none.
+    copies: Mapping[tuple[int, ...], AnyArray] = MappingProxyType({})
+
+
+# What measures bands when they are asked for.
+Measure = Callable[[], Bands]
 
 # Numbers with at most so many distinct values are drawn at these.
 _FEW_POINTS = 30
@@ -122,10 +132,14 @@ class Functions:
     classes: tuple[Level, ...] = ()
     are_probabilities: bool = False
     _measure: Measure | None = field(default=None, init=False, compare=False)
+    # Deviations of other such calibrations, which files do not hold; see `Bands`.
+    _copies: Mapping[tuple[int, ...], AnyArray] = field(
+        default_factory=dict, init=False, compare=False
+    )
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickled with its bands: what measures them holds the calibration rows, and stays here."""
-        return {**measure_bands(self).__dict__, "_measure": None}
+        return {**measure_bands(self).__dict__, "_measure": None, "_copies": {}}
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -200,6 +214,7 @@ class Functions:
             outside=outside,
             baseline_contributions=self.baseline_contributions.copy(),
             explainer=self,
+            origin=self,
         )
 
     def predict(self, X: TableLike) -> AnyArray:
@@ -488,9 +503,16 @@ def measure_bands(functions: Functions) -> Functions:
     """The same functions with what bands are made of, measured now if it was not yet."""
     measure = functions._measure
     if measure is not None and not functions.spreads:
-        functions.spreads.update(measure())
+        bands = measure()
+        functions.spreads.update(bands.spreads)
+        object.__setattr__(functions, "_copies", dict(bands.copies))
         object.__setattr__(functions, "_measure", None)  # it holds the calibration rows
     return functions
+
+
+def copies_of(functions: Functions) -> Mapping[tuple[int, ...], AnyArray]:
+    """Per term deviations of other such calibrations; empty for functions from a file."""
+    return measure_bands(functions)._copies
 
 
 def measure_bands_later(functions: Functions, measure: Measure) -> None:

@@ -1,0 +1,162 @@
+"""How far the functions of two models lie apart, and whether that is more than calibrating again would make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nobsp._typing import FloatArray
+from nobsp.comparison.result import Estimates
+from nobsp.comparison.sampling import Sampled
+from nobsp.comparison.stacks import Stacks
+
+# Share of the outputs' spread that tables of one function may differ by because their knots do: no change is claimed
+# that is smaller.
+RESOLUTION = 0.005
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """How far two functions lie apart, by entries and outputs."""
+
+    spread: Estimates  # standard deviation of their difference over the rows
+    p_values: FloatArray  # of a change no larger than two calibrations of one model make; NaN where untested
+
+
+def measure_changes(stacks: Stacks, sampled: Sampled, *, level: float) -> Changes:
+    """Spread of the difference of every term over the rows, with an interval and a test.
+
+    Let d be the difference of two calibrated functions and e the same of a copy of the calibrations. Calibrating makes
+    var(d) larger by var(e) on average, and var(d + e) by twice that, so that 2 var(d) − var(d + e) is about what the
+    models themselves differ by: a basic bootstrap. Without any change, var(d) is distributed as var(e) is: a sum of
+    squares, about a χ² of as many degrees of freedom as the deviations have directions (Satterthwaite).
+    """
+    assert sampled.squares is not None  # two models on the same rows
+    side = stacks.sides[0]
+    differences = stacks.values[0][:, 0, :-1] - stacks.values[0][:, 1, :-1]
+    variances = side.mean(np.square(differences - side.mean(differences)))
+    drawn = sampled.squares[:, :-1].copy()
+
+    p_values = np.full(variances.shape, np.nan)
+    predictions = stacks.values[0][:, :, -1].reshape(-1, variances.shape[1])
+    least = np.square(RESOLUTION) * predictions.var(0)
+    tested = _common_terms(stacks)
+    for position, term in enumerate(stacks.terms):
+        entry = stacks.first_term + position
+        noise = _Noise.of(stacks, position, differences[:, entry])
+        if noise is not None:
+            drawn[:, entry] += noise.added[sampled.copy % len(noise.added)]
+        if frozenset(term) in tested:
+            p_values[entry] = _tail(variances[entry] - least, noise)
+
+    return Changes(spread=_root_interval(variances, drawn, level), p_values=p_values)
+
+
+def _common_terms(stacks: Stacks) -> set[frozenset[str]]:
+    """Terms that both explainers have."""
+    first, second = (set(map(frozenset, side.explanation.terms)) for side in stacks.sides)
+    return first & second
+
+
+@dataclass(frozen=True, eq=False)
+class _Noise:
+    """What calibrating anew does to the variance of a difference, (copies, outputs)."""
+
+    alone: FloatArray  # the variance of the deviations themselves
+    added: FloatArray  # what they add to the variance of the difference
+    freedom: FloatArray  # in how many directions they deviate, per output
+
+    @classmethod
+    def of(cls, stacks: Stacks, position: int, difference: FloatArray) -> _Noise | None:
+        """None where it is not known."""
+        term = stacks.terms[position]
+        first = stacks.deviations[0, 0]
+        second = stacks.deviations[1, 0]
+        parts = [first.of_term(term), second.of_term(term)]
+        if all(part is None for part in parts):
+            return None
+        if parts[0] is not None and parts[1] is not None:
+            n_copies = min(parts[0].shape[1], parts[1].shape[1])
+            moved = parts[0][:, :n_copies] - parts[1][:, :n_copies]
+        else:
+            moved = parts[0] if parts[0] is not None else -parts[1]  # type: ignore[operator]  # one of them is known
+
+        weights = first.weights
+        some = difference[first.positions][:, None]
+        before = _variance(some, weights)
+        return cls(
+            alone=_variance(moved, weights),
+            added=_variance(some + moved, weights) - before,
+            freedom=_count_directions(moved, weights),
+        )
+
+
+def _count_directions(moved: FloatArray, weights: FloatArray) -> FloatArray:
+    """(Σ λ)² / Σ λ² of the deviations' covariance over the rows, per output, from (rows, copies, outputs).
+
+    The sum of squared eigenvalues of a covariance that was estimated from n copies is too large by (Σ λ)² / n.
+    """
+    centred = (moved - np.tensordot(weights, moved, axes=(0, 0))) * np.sqrt(weights)[:, None, None]
+    products = np.einsum("rco,rdo->ocd", centred, centred)
+    n_copies = products.shape[1]
+    first = np.trace(products, axis1=1, axis2=2) / n_copies
+    second = np.square(products).sum((1, 2)) / n_copies**2 - np.square(first) / n_copies
+    with np.errstate(divide="ignore", invalid="ignore"):
+        directions = np.square(first) / second
+    usable = np.isfinite(directions) & (second > 0)
+    return np.asarray(np.where(usable, np.maximum(directions, 1.0), n_copies))
+
+
+def _variance(values: FloatArray, weights: FloatArray) -> FloatArray:
+    """Weighted variance over the rows."""
+    mean = np.tensordot(weights, values, axes=(0, 0))
+    return np.asarray(np.tensordot(weights, np.square(values - mean), axes=(0, 0)))
+
+
+def _tail(variance: FloatArray, noise: _Noise | None) -> FloatArray:
+    """Probability of so large a variance where calibrating is all that differs, per output."""
+    from scipy.stats import chi2
+
+    tails = np.where(variance > 0, 0.0, 1.0)
+    if noise is None:
+        return tails
+    mean = noise.alone.mean(0)
+    for output in np.flatnonzero((variance > 0) & (mean > 0)):
+        freedom = noise.freedom[output]
+        tails[output] = chi2.sf(variance[output] * freedom / mean[output], freedom)
+    return tails
+
+
+def _root_interval(variances: FloatArray, drawn: FloatArray, level: float) -> Estimates:
+    """Spreads with a basic bootstrap interval that holds the spread itself."""
+    low, high = np.quantile(drawn, [0.5 - level / 2, 0.5 + level / 2], axis=0)
+    spread = np.sqrt(variances)
+    lower = np.sqrt(np.maximum(2 * variances - high, 0.0))
+    upper = np.sqrt(np.maximum(2 * variances - low, 0.0))
+    return Estimates(value=spread, lower=np.minimum(lower, spread), upper=np.maximum(upper, spread))
+
+
+def p_values_of_gaps(gaps: FloatArray, drawn: FloatArray) -> FloatArray:
+    """Two-sided probability of so large a gap where there is none; draws scatter normally around it."""
+    from scipy.stats import norm
+
+    scatter = drawn.std(0, ddof=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        deviations = np.abs(gaps) / scatter
+    # Without scatter a gap is there or not.
+    deviations = np.where(scatter > 0, deviations, np.where(gaps == 0, 0.0, np.inf))
+    return np.asarray(2 * norm.sf(deviations))
+
+
+def false_discovery_rates(p_values: FloatArray) -> FloatArray:
+    """Benjamini and Hochberg's adjusted p-values, per output; NaN where there was no test."""
+    adjusted = np.full_like(p_values, np.nan)
+    for output in range(p_values.shape[1]):
+        column = p_values[:, output]
+        tested = np.flatnonzero(np.isfinite(column))
+        order = tested[np.argsort(column[tested], kind="stable")]
+        n_tests = len(order)
+        scaled = column[order] * n_tests / np.arange(1, n_tests + 1)
+        adjusted[order, output] = np.minimum.accumulate(scaled[::-1])[::-1].clip(max=1.0)
+    return adjusted

@@ -1,0 +1,268 @@
+"""`nobsp.compare`: two accounts in, what differs between them out, term by term and with intervals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from nobsp._typing import ArrayLike, BoolArray, FloatArray
+from nobsp.arguments import count, join_names, require_number, require_whole_number
+from nobsp.base import Finding, sort_findings
+from nobsp.comparison.changes import false_discovery_rates, measure_changes, p_values_of_gaps
+from nobsp.comparison.pairing import (
+    Kind,
+    Pair,
+    Side,
+    every_term,
+    find_kind,
+    pair_of,
+    require_alike,
+    require_names,
+    side_of,
+)
+from nobsp.comparison.result import Comparison, Estimates
+from nobsp.comparison.sampling import Sampled, draw, gap_draws, gap_of, threefold
+from nobsp.comparison.stacks import Stacks
+from nobsp.numerics import r_squared
+from nobsp.tabular.explanation import Explanation
+from nobsp.tabular.health import outside_finding
+from nobsp.tabular.indexing import term_name
+
+# Below this share of the difference of two models' predictions, that terms explain little is the headline.
+LITTLE = 0.5
+# A residual's part of a gap is worth telling above this share of the gap, where its interval is off zero.
+LARGE_RESIDUAL = 0.1
+
+
+def compare(
+    a: Explanation,
+    b: Explanation,
+    names: tuple[str, str] = ("a", "b"),
+    *,
+    sample_weight: tuple[ArrayLike | None, ArrayLike | None] | None = None,
+    groups: tuple[ArrayLike | None, ArrayLike | None] | None = None,
+    crossed: tuple[Explanation, Explanation] | None = None,
+    level: float = 0.9,
+    draws: int = 1000,
+    random_state: int = 0,
+) -> Comparison:
+    """What differs between two accounts, by terms that add up to the whole difference.
+
+    - *The same explainer, other rows* (groups, periods, sites): the gap of the mean predictions,
+      mean over `a` less mean over `b`, as one part per term and the residual's.
+    - *Two explainers, the same rows* (a retrained model, another one): per term how far the two functions lie apart,
+      mean and spread of their difference over the rows, and whether that is more than calibrating again would make.
+    - *Both*: every term's part as change of rows, of functions, and of both (a threefold decomposition).
+
+    Intervals draw the rows anew, in groups where these are named, and the functions as other calibrations of the same
+    kind would give them. They do not know how models were trained: two models trained on other rows of the same kind
+    differ too, and that difference is theirs.
+
+    Args:
+        a: An account, `explainer(X)`; for probabilities, `explainer(X).to_probability()`.
+        b: The account that is subtracted.
+        names: What the two are called.
+        sample_weight: How much each row of `a` and of `b` counts, a pair of arrays or None.
+        groups: Which rows of `a` and of `b` belong together, such as those of one customer: a pair of arrays or None.
+        crossed: For two explainers and two tables, `(explainer_a(X_b), explainer_b(X_a))`, so that the residual is
+            divided too. Needed where terms have no table, and for probabilities.
+        level: Share of intervals that hold what they are about.
+        draws: How often rows are drawn.
+        random_state: Makes the draws repeatable.
+
+    Returns:
+        A `Comparison`: `to_frame()` has the parts, `along(feature)` where on its range a feature's part arises.
+
+    Raises:
+        ValueError: If features, outputs or scales differ, or there are fewer than two rows.
+
+    Example:
+        >>> import numpy as np, nobsp
+        >>> X = np.random.default_rng(0).normal(size=(400, 2))
+        >>> explainer = nobsp.NObSP(lambda X: X[:, 0] + X[:, 1] ** 2).fit(X)
+        >>> comparison = nobsp.compare(explainer(X[:200] + [1, 0]), explainer(X[200:]), names=("new", "old"))
+        >>> frame = comparison.to_frame()
+        >>> bool(abs(frame["gap"].sum() - comparison.total.value[0]) < 1e-9)
+        True
+    """
+    require_alike(a, b)
+    names = require_names(names)
+    level = require_number("level", level, above=0, below=1)
+    require_whole_number("draws", draws, least=100)
+    kind = find_kind(a, b)
+    sides = _sides(
+        a,
+        b,
+        kind,
+        pair_of(sample_weight, argument="sample_weight"),
+        pair_of(groups, argument="groups"),
+    )
+    terms = every_term(*(side.explanation for side in sides))
+
+    stacks = Stacks.of(sides, kind, terms, crossed)
+    generator = np.random.default_rng(random_state)
+    sampled = draw(stacks, draws=draws, generator=generator)
+    estimates = _estimate(stacks, sampled, level)
+    changes = measure_changes(stacks, sampled, level=level) if kind == "functions" else None
+    p_values = (
+        changes.p_values
+        if changes is not None
+        else p_values_of_gaps(estimates["gap"].value, gap_draws(kind, sampled)[:, :-1])
+    )
+    # What has no test is neither a term nor a discovery.
+    is_term = np.array([entry in stacks.term_labels for entry in stacks.entries])
+    p_values = np.where(is_term[:, None], p_values, np.nan)
+
+    comparison = Comparison(
+        kind=kind,
+        names=names,
+        terms=terms,
+        entries=stacks.entries,
+        feature_names=a.feature_names,
+        output_names=a.output_names,
+        scale=a.scale,
+        level=level,
+        n_rows=(len(sides[0]), len(sides[1])),
+        mean_predictions=np.stack([side.mean(side.explanation.predictions) for side in sides]),
+        total=estimates["total"],
+        gap=estimates["gap"],
+        parts={
+            part: estimates[part] for part in ("rows", "functions", "both") if part in estimates
+        },
+        change=None if changes is None else changes.spread,
+        p_value=p_values,
+        q_value=false_discovery_rates(p_values),
+        explained=_explained(sides) if kind == "functions" else None,
+        findings=(),
+        sides=sides,
+    )
+    return replace(comparison, findings=sort_findings(_findings(comparison, stacks)))
+
+
+def _sides(
+    a: Explanation, b: Explanation, kind: Kind, sample_weight: Pair, groups: Pair
+) -> tuple[Side, Side]:
+    """The rows of both accounts; of two models on the same rows, those that both have answers for."""
+    if kind == "functions":
+        is_known = np.asarray(np.isfinite(a.residual + b.residual).all(1))
+        a = _only_known(a, is_known)
+        b = _only_known(b, is_known)
+        for argument, pair in (("sample_weight", sample_weight), ("groups", groups)):
+            is_alike = pair[0] is pair[1] or pair[1] is None or np.array_equal(*pair)
+            if not is_alike:
+                raise ValueError(
+                    f"{argument} of a and b must be the same: they have the same rows."
+                )
+        sample_weight = (sample_weight[0], sample_weight[0])
+        groups = (groups[0], groups[0])
+    first = side_of(a, name="a", sample_weight=sample_weight[0], groups=groups[0])
+    second = side_of(b, name="b", sample_weight=sample_weight[1], groups=groups[1])
+    return first, second
+
+
+def _only_known(account: Explanation, is_known: BoolArray) -> Explanation:
+    """The account with unknown residuals where the other account's are unknown."""
+    if is_known.all():
+        return account
+    return replace(account, residual=np.where(is_known[:, None], account.residual, np.nan))
+
+
+def _estimate(stacks: Stacks, sampled: Sampled, level: float) -> dict[str, Estimates]:
+    """The gap by entries, the whole gap, and where rows and functions differ its three parts."""
+    means = [side.mean(values) for side, values in zip(stacks.sides, stacks.values, strict=True)]
+    gap = gap_of(stacks.kind, means)
+    intervals = Estimates.of(gap, gap_draws(stacks.kind, sampled), level)
+    estimates = {"gap": intervals.take(slice(0, -1)), "total": intervals.take(-1)}
+    if stacks.kind == "both":
+        for part, value, drawn in threefold(means, sampled):
+            estimates[part] = Estimates.of(value, drawn, level).take(slice(0, -1))
+    return estimates
+
+
+def _explained(sides: tuple[Side, Side]) -> FloatArray:
+    """Per output the R² of the terms' differences, for the difference of two models' predictions."""
+    a, b = (side.explanation for side in sides)
+    return r_squared(a.residual - b.residual, a.predictions - b.predictions)
+
+
+def _findings(comparison: Comparison, stacks: Stacks) -> list[Finding]:
+    """What is worth knowing before the numbers are believed."""
+    findings = [
+        *_explained_findings(comparison),
+        *_residual_findings(comparison),
+        *_term_findings(comparison),
+    ]
+    if not stacks.counts_functions:
+        findings.append(
+            Finding(
+                "note",
+                "functions_not_counted",
+                "",
+                "Intervals tell of the rows alone: how far the functions may move is not in a file "
+                "of an explainer, nor known as published. Compare with the explainer that was fitted.",
+            )
+        )
+    for name, side in zip(comparison.names, stacks.sides, strict=True):
+        outside = outside_finding(side.explanation.outside, side.explanation.feature_names)
+        if outside is not None:
+            findings.append(replace(outside, subject=f"{name}: {outside.subject}"))
+        if side.n_left_out:
+            message = f"{count(side.n_left_out, 'row')} without a prediction are left out."
+            findings.append(Finding("note", "left_out", name, message))
+    return findings
+
+
+def _explained_findings(comparison: Comparison) -> list[Finding]:
+    """Outputs of which two models differ in ways that their terms do not tell."""
+    if comparison.explained is None:
+        return []
+    findings = []
+    for name, share in zip(comparison.output_names, comparison.explained, strict=True):
+        if not share < LITTLE:  # NaN where predictions do not differ
+            continue
+        message = (
+            f"The terms explain {max(share, 0.0):.2f} of how the predictions of the two models differ from row to "
+            "row; the rest of what changed is in no function shown here."
+        )
+        subject = name if len(comparison.output_names) > 1 else ""
+        findings.append(Finding("warning", "little_explained", subject, message))
+    return findings
+
+
+def _residual_findings(comparison: Comparison) -> list[Finding]:
+    """Outputs whose gap is to a good part in the residual."""
+    if comparison.kind == "functions":
+        return []
+    findings = []
+    residual = comparison.gap.take(-1)
+    for position, name in enumerate(comparison.output_names):
+        value = float(residual.value[position])
+        total = float(comparison.total.value[position])
+        is_off_zero = residual.lower[position] > 0 or residual.upper[position] < 0
+        if not is_off_zero or abs(value) <= LARGE_RESIDUAL * abs(total):
+            continue
+        message = (
+            f"{value:.3g} of the gap of {total:.3g} is in the residual: the functions do not tell "
+            "where it comes from."
+        )
+        subject = name if len(comparison.output_names) > 1 else ""
+        findings.append(Finding("warning", "residual", subject, message))
+    return findings
+
+
+def _term_findings(comparison: Comparison) -> list[Finding]:
+    """Terms that only one of two explainers has."""
+    if comparison.kind == "rows":
+        return []
+    sets = [set(map(frozenset, side.explanation.terms)) for side in comparison.sides]
+    lacking = [
+        term_name(term) for term in comparison.terms if frozenset(term) not in sets[0] & sets[1]
+    ]
+    if not lacking:
+        return []
+    message = (
+        "Only one of the two explainers has these terms, so their whole contribution counts as changed, without a "
+        "test. Fit both with the same interactions=[...] to compare them."
+    )
+    return [Finding("note", "terms_differ", join_names(lacking), message)]

@@ -1,0 +1,249 @@
+"""What a comparison found: parts that add up, with intervals, and where on a feature's range they arise."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from nobsp._typing import FloatArray
+from nobsp.arguments import count, require_whole_number
+from nobsp.base import Finding, describe_findings
+from nobsp.comparison.pairing import Kind, Side
+from nobsp.comparison.ranges import gap_along
+from nobsp.frames import as_table
+from nobsp.tabular.indexing import Term, output_position
+
+# Parts that are named when a comparison is printed.
+_PRINTED_PARTS = 5
+# False discovery rate below which a term counts as changed, where nobody says otherwise.
+USUAL_RATE = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Estimates:
+    """Numbers with their intervals.
+
+    Attributes:
+        value: The numbers themselves.
+        lower: Lower ends of the intervals.
+        upper: Upper ends.
+    """
+
+    value: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+
+    @classmethod
+    def of(cls, value: FloatArray, drawn: FloatArray, level: float) -> Self:
+        """Intervals that hold so large a share of the draws, (draws, …)."""
+        lower, upper = np.quantile(drawn, [0.5 - level / 2, 0.5 + level / 2], axis=0)
+        return cls(value=value, lower=lower, upper=upper)
+
+    def take(self, which: Any) -> Estimates:
+        """Some of the numbers."""
+        return Estimates(self.value[which], self.lower[which], self.upper[which])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """What differs between two accounts, as `nobsp.compare` finds it.
+
+    The parts add up: `gap.value.sum(0) == total.value` to rounding.
+
+    Attributes:
+        kind: "rows" for one explainer on two tables, "functions" for two explainers on one, "both" for two and two.
+        names: What the two are called; gaps are those of the first less those of the second.
+        terms: The terms of both.
+        entries: What the parts are called, one per row of `to_frame`: "base" where two explainers have one each, every
+            term, "residual".
+        feature_names: Names of all features.
+        output_names: Names of the outputs.
+        scale: What the accounts are of, "output" or "probability".
+        level: Share of intervals that hold what they are about.
+        n_rows: How many rows each account has.
+        mean_predictions: The two mean predictions, shape (2, outputs).
+        total: The gap of the mean predictions, shape (outputs,).
+        gap: Every entry's part of it, shape (entries, outputs).
+        parts: For two explainers on two tables the three parts of every entry, "rows", "functions" and "both", which
+            add up to its gap; NaN for the residual where models were not run on each other's rows.
+        change: For two explainers on one table, how far each entry's two functions lie apart: the standard deviation of
+            their difference over the rows.
+        p_value: Probability of so large a gap without any; for two explainers on one table, of functions so far apart
+            where both are calibrations of one model. NaN for what is no term.
+        q_value: The same as false discovery rates among the terms (Benjamini and Hochberg).
+        explained: For two explainers on one table, the R² of what the terms tell of the difference between the two
+            models' predictions.
+        findings: What is worth knowing before the numbers are believed.
+        sides: The two accounts.
+    """
+
+    kind: Kind
+    names: tuple[str, str]
+    terms: tuple[Term, ...]
+    entries: tuple[str, ...]
+    feature_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    scale: str
+    level: float
+    n_rows: tuple[int, int]
+    mean_predictions: FloatArray
+    total: Estimates
+    gap: Estimates
+    parts: Mapping[str, Estimates]
+    change: Estimates | None
+    p_value: FloatArray
+    q_value: FloatArray
+    explained: FloatArray | None
+    findings: tuple[Finding, ...]
+    sides: tuple[Side, Side] = field(repr=False)
+
+    def to_frame(self, output: int | str | None = None) -> Any:
+        """One row per entry, in the order of `entries`, and where there are several outputs per output.
+
+        Args:
+            output: Which output; all of them when None.
+
+        Returns:
+            Columns term, output, gap, lower, upper; for two explainers on one table change, change_lower and
+            change_upper; for two on two tables rows, functions and both with their lower and upper ends; p_value and
+            q_value. The column gap adds up to the gap of the mean predictions, output by output.
+        """
+        outputs = range(len(self.output_names)) if output is None else [self._output(output)]
+        columns: dict[str, list[Any]] = {"term": [], "output": []}
+        for position in outputs:
+            columns["term"] += self.entries
+            columns["output"] += [self.output_names[position]] * len(self.entries)
+            self._append(columns, "gap", self.gap, position, ends=("lower", "upper"))
+            for part, estimates in self.parts.items():
+                self._append(
+                    columns, part, estimates, position, ends=(f"{part}_lower", f"{part}_upper")
+                )
+            if self.change is not None:
+                self._append(
+                    columns, "change", self.change, position, ends=("change_lower", "change_upper")
+                )
+            columns.setdefault("p_value", []).extend(self.p_value[:, position])
+            columns.setdefault("q_value", []).extend(self.q_value[:, position])
+        return as_table({name: _column(values) for name, values in columns.items()})
+
+    @staticmethod
+    def _append(
+        columns: dict[str, list[Any]],
+        name: str,
+        estimates: Estimates,
+        position: int,
+        *,
+        ends: tuple[str, str],
+    ) -> None:
+        """Adds three columns, of one output."""
+        columns.setdefault(name, []).extend(estimates.value[:, position])
+        columns.setdefault(ends[0], []).extend(estimates.lower[:, position])
+        columns.setdefault(ends[1], []).extend(estimates.upper[:, position])
+
+    def along(self, feature: str, *, output: int | str | None = None, bins: int = 10) -> Any:
+        """Where on its range a feature's own part of the gap arises.
+
+        The rows are put into bins by the feature's value, the same for both. A bin's part is what its rows contribute
+        to the mean over the first account, less the same for the second; contributions are measured from the middle
+        between the two means, so that a bin which both fill alike, with the same function, has none. The parts add up
+        to the feature's.
+
+        Args:
+            feature: Its name.
+            output: Which output; may be left out where there is only one.
+            bins: Most bins of a number; a category has one per level, missing values have their own.
+
+        Returns:
+            Columns from, to (numbers), level (names), share_a and share_b of the rows, function_a and function_b (the
+            mean contribution there), part.
+        """
+        require_whole_number("bins", bins)
+        return as_table(gap_along(self.sides, feature, self._output(output), int(bins)))
+
+    def changed(
+        self, rate: float = USUAL_RATE, *, output: int | str | None = None
+    ) -> tuple[str, ...]:
+        """Terms of which so large a share at most is expected to be named by chance; the strongest evidence first."""
+        rates = self.q_value[:, self._output(output)]
+        order = np.argsort(np.where(np.isfinite(rates), rates, np.inf), kind="stable")
+        return tuple(self.entries[entry] for entry in order if rates[entry] <= rate)
+
+    @property
+    def headline(self) -> str:
+        """What there is to say in one sentence; of the first output where there are several."""
+        if self.kind == "functions":
+            return self._functions_headline()
+        first, second = self.mean_predictions[:, 0]
+        total = self.total
+        interval = f"[{_signed(total.lower[0])}, {_signed(total.upper[0])}]"
+        return (
+            f"{self.names[0]} {first:.4g}, {self.names[1]} {second:.4g}: a gap of {_signed(total.value[0])} "
+            f"{interval}, of which {_signed(self.gap.value[-1, 0])} is in no function"
+        )
+
+    def _functions_headline(self) -> str:
+        """How much of the difference of two models' predictions the terms tell, then what changed."""
+        assert self.explained is not None
+        share = float(self.explained[0])
+        if np.isnan(share):
+            return "the two models predict the same, but for a constant"
+        told = f"terms explain {max(share, 0.0):.2f} of how the two models' predictions differ from row to row"
+        names = self.changed(output=0)
+        if not names:
+            return f"{told}; no function changed by more than calibrating again makes"
+        listed = ", ".join(names[:_PRINTED_PARTS])
+        return f"{told}; changed by more than calibrating again makes: {listed}"
+
+    def __repr__(self) -> str:
+        rows = " and ".join(f"{n:,}" for n in dict.fromkeys(self.n_rows))
+        what = {
+            "rows": f"one explainer, {rows} rows",
+            "functions": f"two explainers, the same {count(self.n_rows[0], 'row')}",
+            "both": f"two explainers, {rows} rows",
+        }[self.kind]
+        lines = [f"Comparison({self.names[0]} − {self.names[1]}; {what})", f"{self.headline}."]
+        for position, output in enumerate(self.output_names[:_PRINTED_PARTS]):
+            before = f"{output}: " if len(self.output_names) > 1 else ""
+            lines.append(before + "; ".join(self._strongest(position)))
+        lines += describe_findings(self.findings) if self.findings else []
+        return "\n".join(lines)
+
+    def _strongest(self, output: int) -> list[str]:
+        """The largest parts in words."""
+        measured = self.change if self.change is not None else self.gap
+        sizes = np.abs(measured.value[:, output])
+        order = np.argsort(-sizes, kind="stable")[:_PRINTED_PARTS]
+        return [
+            f"{self.entries[entry]} {_signed(measured.value[entry, output])} "
+            f"[{_signed(measured.lower[entry, output])}, {_signed(measured.upper[entry, output])}]"
+            for entry in order
+        ]
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+    def _output(self, output: int | str | None) -> int:
+        """Position of an output, which must be named where there are several."""
+        if output is not None:
+            return output_position(output, self.output_names)
+        if len(self.output_names) > 1:
+            names = ", ".join(repr(name) for name in self.output_names)
+            raise ValueError(
+                f"output must be chosen among {names}, as in output={self.output_names[0]!r}."
+            )
+        return 0
+
+
+def _column(values: list[Any]) -> Any:
+    """Texts as objects, numbers as numbers."""
+    are_texts = bool(values) and isinstance(values[0], str)
+    return np.array(values, dtype=object if are_texts else np.float64)
+
+
+def _signed(number: float) -> str:
+    """A number with its sign, as people write it."""
+    return f"{number:+.3g}".replace("-", "−")
