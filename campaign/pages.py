@@ -175,7 +175,7 @@ def _open(path: Path) -> str | None:
     page.on("request", lambda request: requests.append(request.url))
     try:
         page.goto(path.as_uri())
-        page.wait_for_selector("html[data-ready=yes]", state="attached", timeout=30_000)
+        page.wait_for_selector("html[data-ready=yes]", state="attached", timeout=120_000)
         page.wait_for_timeout(100)
         ran = page.evaluate("document.documentElement.dataset.ran")
         policy = page.locator("meta[http-equiv=Content-Security-Policy]").count()

@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from torch import Tensor, nn
+
+from tests.processes import wait_until
 
 # Ray's own: options that it sets itself and calls deprecated, what pandas says of its calls, and sockets left open.
 CLUSTER_WARNINGS = (
@@ -49,8 +51,17 @@ def cluster() -> Iterator[Any]:
 def _one_at_a_time() -> Iterator[None]:
     """Two clusters on two processors starve each other, so tests that run side by side wait for one another."""
     with open(Path(tempfile.gettempdir()) / f"nobsp-tests-ray-{os.getuid()}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        wait_until(lambda: _taken(lock), "the Ray cluster of other tests had ended")
         yield
+
+
+def _taken(lock: IO[str]) -> bool:
+    """Whether the lock is ours now; it is given up when its file is closed."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _start(ray: Any) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.processes import LONGEST_RUN, run_process
 
 ROOT = Path(__file__).parents[1]
 # Where results that were computed along two paths are compared: algebra, resumed work, files, tables, maps.
@@ -51,12 +52,9 @@ def test_results_agree_to_rounding_with_the_kernels_of_any_processor() -> None:
         "-k",
         LEFT_OUT,
     ]
-    run = subprocess.run(
+    run_process(
         [sys.executable, "-m", "pytest", *options, *SELECTION],
+        timeout=2 * LONGEST_RUN,
         cwd=ROOT,
         env=os.environ | {"ATEN_CPU_CAPABILITY": "default"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
-    assert run.returncode == 0, run.stdout + run.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +13,8 @@ import torch
 from torch import nn
 
 import nobsp
+from tests.processes import answer_of
 from tests.tolerances import assert_same_to_rounding
-
-# A forked process that has not answered after this long waits for a lock or a thread that it lacks.
-LONGEST_WAIT = 60.0
 
 ROWS = np.random.default_rng(0).normal(size=(80, 3))
 IMAGES = torch.rand(24, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -69,31 +67,18 @@ def test_a_copy_by_pickle_gives_the_same(name: str, library: str) -> None:
     )
 
 
-def answer(numbers_of: Callable[[Any], Any], held: Any, sending: Any) -> None:
-    sending.send(np.asarray(numbers_of(held), dtype=np.float64))
+def numbers_in_doubles(numbers_of: Callable[[Any], Any], held: Any) -> Any:
+    return np.asarray(numbers_of(held), dtype=np.float64)
 
 
-@pytest.mark.skipif(
-    "fork" not in multiprocessing.get_all_start_methods(), reason="the system cannot fork"
-)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.parametrize("name", ["explainer", "functions", "cam", "index"])
 def test_a_child_forked_after_use_gives_the_same(name: str) -> None:
     make, numbers_of = HELD[name]
     held = make()
     expected = np.asarray(numbers_of(held), dtype=np.float64)
-    context = multiprocessing.get_context("fork")
-    receiving, sending = context.Pipe(duplex=False)
-    child = context.Process(target=answer, args=(numbers_of, held, sending), daemon=True)
 
-    child.start()
-    try:
-        assert receiving.poll(LONGEST_WAIT), f"the forked {name} never answered"
-        received = receiving.recv()
-    finally:
-        child.kill()
-        child.join(LONGEST_WAIT)
-        receiving.close()
-        sending.close()
+    received = answer_of(numbers_in_doubles, numbers_of, held, method="fork")
 
     assert_same_to_rounding(received, expected)

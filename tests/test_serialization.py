@@ -6,7 +6,6 @@ import math
 import os
 import pickle
 import stat
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from nobsp import drafts, serialization
 from nobsp.projection import Moments
+from tests.processes import end_of, run_python, started
 
 
 def saved(path, *, kind="thing", version=1, about=None):
@@ -324,8 +324,7 @@ def test_arrays_need_no_torch(tmp_path: Path) -> None:
         "found = s.load(sys.argv[1], kind='thing', version=1, framework='numpy')\n"
         "assert found['a'][0].tolist() == [0, 1, 2] and 'torch' not in sys.modules"
     )
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], check=True, env=env)
+    run_python(code, tmp_path / "file")
 
 
 def test_files_of_tensors_are_read_with_numpy_and_the_other_way_round(tmp_path: Path) -> None:
@@ -440,8 +439,8 @@ def test_a_save_through_a_link_writes_the_target_and_keeps_the_link(tmp_path: Pa
 
 
 def test_drafts_of_dead_processes_are_swept_and_others_are_not(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait(timeout=60)
+    with started([sys.executable, "-c", ""]) as ended:
+        end_of(ended)
     own = drafts.draft_of(tmp_path / "file")
     dead = own.with_name(own.name.replace(f"-{os.getpid()}-", f"-{ended.pid}-"))
     for draft in (own, dead):

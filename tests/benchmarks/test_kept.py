@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 from benchmarks import kept
 from benchmarks.kept import Kept, fingerprint
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,12 +46,7 @@ def test_a_killed_run_keeps_what_it_had(tmp_path):
         """
     )
     path = tmp_path / "cells.jsonl"
-    ended = subprocess.run(
-        [sys.executable, "-c", run, str(path)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": "."},
-        check=False,
-    )
+    ended = run_python(run, path, cwd=ROOT, check=False)
     assert ended.returncode == -signal.SIGKILL
     again = Kept(path)
     assert [again.get(f"cell {number}", "same") for number in range(4)] == [0, 10, None, None]

@@ -156,7 +156,7 @@ def main(task: str, rank: int, size: int, folder: Path) -> None:
     dist = torch.distributed
     meeting = f"file://{folder}/meeting"
     dist.init_process_group(
-        "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=100)
+        "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=200)
     )
     # The middle one of three has nothing.
     share = cut(rows(), 250, 250)[rank] if size == 3 else cut(rows(), 433)[rank]

@@ -14,6 +14,7 @@ import pytest
 
 from nobsp.cli import main, options
 from nobsp.cli.options import Console
+from tests.processes import end_of, run_process, run_python, started, wait_until
 
 NOBSP = [sys.executable, "-m", "nobsp"]
 HOUSE = ["--model", "house.pt2", "--data", "houses.csv", "--target", "price"]
@@ -40,14 +41,7 @@ class Slow(nn.Module):
 
 
 def run(words: Sequence[object], *, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*NOBSP, *map(str, words)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    return run_process([*NOBSP, *words], cwd=cwd, check=False)
 
 
 def test_help_is_shown_when_nothing_is_asked(tmp_path: Path) -> None:
@@ -60,10 +54,7 @@ def test_help_is_shown_when_nothing_is_asked(tmp_path: Path) -> None:
 
 def test_version_costs_no_torch(tmp_path: Path) -> None:
     program = "import sys; from nobsp.cli import main; main(['version']); sys.exit('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0
+    done = run_python(program, cwd=tmp_path)
     assert "torch" in done.stdout
 
 
@@ -71,19 +62,17 @@ def test_version_costs_no_torch(tmp_path: Path) -> None:
 def test_a_reader_who_has_gone_is_not_complained_about(words: list[str], tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(
-        [*NOBSP, *words], stdout=write, stderr=subprocess.PIPE, text=True, check=False
-    )
-    os.close(write)
+    try:
+        done = run_process([*NOBSP, *words], stdout=write, check=False)
+    finally:
+        os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_full_disk_behind_stdout_is_one_line() -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
-        done = subprocess.run(
-            [*NOBSP, "version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = run_process([*NOBSP, "version"], stdout=full, check=False)
     assert (done.returncode, done.stderr) == (1, "nobsp: no space left on device.\n")
 
 
@@ -141,22 +130,14 @@ def test_an_interrupt_leaves_nothing_half_written(
         "--out",
         "out",
     ]
-    process = subprocess.Popen(
-        [*NOBSP, *map(str, words)],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        while not (tmp_path / "running").exists():
-            assert process.poll() is None, process.communicate()[1]
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.1)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with started([*NOBSP, *words], cwd=tmp_path, **pipes) as process:
+        running = tmp_path / "running"
+        wait_until(
+            lambda: running.exists() or process.poll() is not None, "the network was run or failed"
+        )
         process.send_signal(number)
-        said, complained = process.communicate(timeout=60)
-    finally:
-        process.kill()
+        said, complained = end_of(process)
     assert (process.returncode, said) == (code, "")
     assert "Traceback" not in complained
     assert {path.name for path in tmp_path.iterdir()} <= {"slow.py", "running", "__pycache__"}

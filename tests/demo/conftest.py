@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.processes import run_process
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,5 @@ class Shown:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     folder = tmp_path_factory.mktemp("demo") / "pages"
     words = [sys.executable, "-m", "nobsp", "demo", "--out", str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
+    done = run_process(words)
     return Shown(folder, done.stdout, done.stderr)

@@ -14,6 +14,7 @@ from nobsp import demo as room
 from nobsp.cli import main
 from nobsp.demo import explain_functions
 from nobsp.reporting.pictures import image_url
+from tests.processes import PAGE_PATIENCE
 
 
 def test_it_says_what_it_found_in_five_lines_and_where_the_pages_are(demo: Any) -> None:
@@ -47,6 +48,7 @@ def test_the_networks_of_the_demo_are_good_enough_to_look_at(demo: Any) -> None:
 def test_every_page_opens_without_a_complaint_or_a_request(demo: Any, browser: Any) -> None:
     heard: list[str] = []
     page = browser.new_page(viewport={"width": 400, "height": 800})
+    page.set_default_timeout(PAGE_PATIENCE)
     page.on("console", lambda message: heard.append(message.text))
     page.on("pageerror", lambda error: heard.append(str(error)))
     page.on(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from torch import nn
 from nobsp import NObSP
 from nobsp.models import adapt
 from nobsp.tabular import effort
+from tests.processes import run_python
 from tests.tolerances import SINGLE, assert_same_to_rounding
 
 GENERATOR = np.random.default_rng(0)
@@ -207,7 +206,7 @@ def test_importing_the_package_loads_no_other_library() -> None:
         "others = {'xgboost', 'lightgbm', 'catboost', 'interpret', 'skorch', 'lightning', 'onnxruntime'};"
         "print(sorted(others & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python(code)
     assert done.stdout.strip() == "[]"
 
 

@@ -12,6 +12,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -65,9 +66,15 @@ def add_forever(folder, said):
 
 
 def in_another_process(work, *arguments):
+    """The number of a forked process; a fork of several threads could wait for what the others held."""
+    threads = threading.active_count()
+    assert threads == 1, f"{threads} threads are running"
     pid = os.fork()
     if pid == 0:
-        work(*arguments)
+        try:
+            work(*arguments)
+        finally:
+            os._exit(1)
     return pid
 
 
@@ -101,7 +108,6 @@ def interrupt(backend, folder, kills, moments):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(
-        1
-    )  # a process that has used several cannot be forked: its copy waits for threads it lacks
+    # A process that has used several threads cannot be forked: its copy waits for threads that it lacks.
+    torch.set_num_threads(1)
     main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

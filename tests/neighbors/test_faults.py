@@ -1,11 +1,9 @@
 """What goes wrong around an index: killed processes, several readers, files and arguments that are not as they seem."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,7 @@ from torch import nn
 import nobsp
 from nobsp.neighbors import ContributionIndex, Milvus, Usearch, audit
 from tests.neighbors import interrupted
-from tests.processes import LONGEST_RUN, kill_group
+from tests.processes import end_of, environment, line_of, run_process, started_together
 
 WIDTH, CLASSES, ROWS = 6, 4, 60
 SCRIPT = Path(interrupted.__file__)
@@ -38,28 +36,9 @@ def fitted():
     return ContributionIndex(head).fit(X, labels)
 
 
-def python(*arguments):
+def run_script(*arguments):
     """Another Python that finds the same packages and uses one thread."""
-    paths = os.pathsep.join(path for path in sys.path if path)
-    return subprocess.Popen(
-        [sys.executable, *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": paths},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def ended(process, said=""):
-    """What a process wrote until it ended; it is killed with its children where it does not."""
-    try:
-        out, err = process.communicate(said, timeout=LONGEST_RUN)
-    finally:
-        kill_group(process)
-    assert process.returncode == 0, err
-    return out
+    run_process([sys.executable, SCRIPT, *arguments], env=environment())
 
 
 # ---------------------------------------------------------------------- processes
@@ -67,7 +46,7 @@ def ended(process, said=""):
 
 def test_a_killed_process_leaves_every_addition_that_was_saved_and_no_half_ones(tmp_path):
     pytest.importorskip("usearch")
-    ended(python(SCRIPT, tmp_path, 4, 0, "exact", "usearch"))
+    run_script(tmp_path, 4, 0, "exact", "usearch")
     step = interrupted.STEP
     for folder in (tmp_path / "exact", tmp_path / "usearch"):
         before = step
@@ -86,7 +65,7 @@ def test_a_killed_process_leaves_every_addition_that_was_saved_and_no_half_ones(
 
 def test_a_killed_process_leaves_a_usable_collection(tmp_path):
     pytest.importorskip("milvus_lite")
-    ended(python(SCRIPT, tmp_path, 2, 0, "milvus"))
+    run_script(tmp_path, 2, 0, "milvus")
     reported = json.loads((tmp_path / "milvus" / "reported").read_text())
     backend = interrupted.collection(tmp_path / "milvus")
     index = ContributionIndex.load(
@@ -127,17 +106,14 @@ def test_readers_in_two_processes_find_the_same_while_the_file_is_replaced(tmp_p
     paths = [tmp_path / name for name in backends]
     for index, path in zip(indices, paths, strict=True):
         index.save(path)
-    readers = [python("-c", READER, *paths) for _ in range(2)]
-    try:
-        opened = [reader.stdout.readline() for reader in readers]
+    commands = [[sys.executable, "-c", READER, *paths]] * 2
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with started_together(commands, env=environment(), **pipes) as readers:
+        assert [line_of(reader) for reader in readers] == ["open\n"] * 2
         for index, path in zip(indices, paths, strict=True):
             index.add(*interrupted.rows(1)).save(path)  # both have the former one open
-        found = [ended(reader, "go\n") for reader in readers]
-    finally:
-        for reader in readers:
-            kill_group(reader)
-    assert opened == ["open\n"] * 2
-    for answer in found:
+        answers = [end_of(reader, "go\n")[0] for reader in readers]
+    for answer in answers:
         assert json.loads(answer) == [
             [interrupted.STEP, hits.indices.tolist(), hits.distances.tolist()] for hits in expected
         ]
@@ -224,15 +200,13 @@ def test_a_failed_save_leaves_the_former_file(fitted, tmp_path, monkeypatch):
 # ---------------------------------------------------------------------- Milvus
 
 
-def test_a_missing_milvus_server_is_a_clear_error_within_seconds():
+def test_a_missing_milvus_server_is_a_clear_error():
     pytest.importorskip("pymilvus")
     head, X, labels = world()
-    started = time.monotonic()
     with pytest.raises(
         ConnectionError, match=r"cannot be reached at 'http://127\.0\.0\.1:1'.*has to be running"
     ):
         ContributionIndex(head, backend=Milvus(uri="http://127.0.0.1:1")).fit(X, labels)
-    assert time.monotonic() - started < 20
 
 
 def test_a_milvus_server_that_does_not_answer_is_a_clear_error_after_its_timeout():
@@ -240,10 +214,8 @@ def test_a_milvus_server_that_does_not_answer_is_a_clear_error_after_its_timeout
     head, X, labels = world()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        started = time.monotonic()
         with pytest.raises(ConnectionError, match="cannot be reached"):
             ContributionIndex(head, backend=Milvus(uri=uri, timeout=1)).fit(X, labels)
-    assert time.monotonic() - started < 20
 
 
 def test_places_where_milvus_cannot_be_are_refused(tmp_path):

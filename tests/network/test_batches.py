@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from nobsp.network import batches_of, with_progress
+from tests.processes import run_python
 
 Frames = Callable[[dict[str, Any]], Any]
 MATRIX = np.arange(21, dtype=np.float64).reshape(7, 3) / 4
@@ -391,7 +390,5 @@ def test_frame_libraries_are_not_imported_for_arrays() -> None:
         "list(batches_of(numpy.ones((2, 2)), batch_size=1));"
         "print([name for name in ('pandas', 'polars', 'sklearn') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = run_python(script)
     assert done.stdout.strip() == "[]"

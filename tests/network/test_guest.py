@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -21,9 +22,8 @@ import nobsp
 from nobsp.network import Readout
 from nobsp.network.determinism import NotAFunctionError
 from nobsp.network.inference import evaluation_mode
+from tests.processes import LONGEST_RUN, run_forked
 
-LONGEST_WAIT = 60.0
-CHILD_WAIT = 20
 # Every so-manyth line of our own code is interrupted; a prime, so that loops are met at different places.
 EVERY = 29
 
@@ -161,22 +161,89 @@ def test_random_numbers_of_other_threads_are_not_repeated() -> None:
     finally:
         ended.set()
         for thread in threads:
-            thread.join(LONGEST_WAIT)
+            thread.join(LONGEST_RUN)
     torch.manual_seed(1)
     assert drawn == [float(torch.rand(())) for _ in range(4000)]
 
 
-def test_a_model_that_draws_nothing_asks_for_no_random_state(
+@contextmanager
+def another_thread() -> Iterator[None]:
+    """A thread that could draw random numbers at any moment."""
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait, args=(LONGEST_RUN,))
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(LONGEST_RUN)
+
+
+def refuse(*_: Any) -> None:
+    raise AssertionError("the generator's lock can block two threads, and a forked child")
+
+
+def test_beside_other_threads_a_model_that_draws_nothing_asks_for_no_random_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = deep(entangled=False)
-
-    def refuse(*_: Any) -> None:
-        raise AssertionError("the generator's lock can block two threads")
-
     monkeypatch.setattr(torch, "get_rng_state", refuse)
     monkeypatch.setattr(torch, "set_rng_state", refuse)
-    Readout.find(model, torch.randn(8, 4)).represent(torch.randn(8, 4))
+    with another_thread():
+        Readout.find(model, torch.randn(8, 4)).represent(torch.randn(8, 4))
+
+
+@needs_fork
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_asks_for_no_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = deep(entangled=False)
+    x = torch.randn(8, 4)
+    monkeypatch.setattr(torch, "get_rng_state", refuse)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+
+    assert run_forked(lambda: Readout.find(model, x).represent(x)) == 0
+
+
+class DrawsLater(nn.Module):
+    """Draws numbers of all three generators from its third pass on, and hardly uses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        self.passes: list[None] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes.append(None)
+        y: Tensor = self.head(x)
+        if len(self.passes) < 3:
+            return y
+        noise = torch.rand(()) + random.random() + np.random.rand()  # noqa: NPY002
+        return y + 1e-30 * noise
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_numbers_that_are_first_drawn_on_a_later_pass_are_put_back(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = DrawsLater()
+    x = torch.randn(8, 4)
+    monkeypatch.setattr(threading, "active_count", lambda: threads)
+    torch_state = torch.get_rng_state()
+    python_state = random.getstate()
+    numpy_position = np.random.get_state()[2]  # noqa: NPY002 - the global one is meant
+
+    with evaluation_mode(model) as run:
+        noticed = []
+        for _ in range(4):
+            run(x)
+            noticed.append(run.draws_numbers)
+
+    assert noticed == [False, False, True, True]
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    # Rewinding those would repeat the numbers of other threads, where there are some.
+    if threads == 1:
+        assert random.getstate() == python_state
+        assert np.random.get_state()[2] == numpy_position  # noqa: NPY002
 
 
 @needs_fork
@@ -191,30 +258,28 @@ def test_a_child_forked_while_a_thread_explains_finds_the_model_as_it_was(entang
     def wait(*_: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
             inside.set()
-            release.wait(LONGEST_WAIT)
+            release.wait(LONGEST_RUN)
 
     def explain() -> None:
         with evaluation_mode(model) as run:
             run(x)
 
+    def look_and_explain() -> None:
+        assert all(part.training for part in model.modules())
+        explain()
+        assert all(part.training for part in model.modules())
+
     handle = model.head.register_forward_hook(wait)
     thread = threading.Thread(target=explain)
     thread.start()
     try:
-        assert inside.wait(LONGEST_WAIT), "the thread's forward pass never began"
-        child = os.fork()
-        if child == 0:
-            signal.alarm(CHILD_WAIT)
-            trained = all(part.training for part in model.modules())
-            with evaluation_mode(model) as run:
-                run(x)
-            os._exit(0 if trained and all(part.training for part in model.modules()) else 3)
-        _, status = os.waitpid(child, 0)
+        assert inside.wait(LONGEST_RUN), "the thread's forward pass never began"
+        code = run_forked(look_and_explain)
     finally:
         release.set()
-        thread.join(LONGEST_WAIT)
+        thread.join(LONGEST_RUN)
         handle.remove()
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert code == 0
     assert all(part.training for part in model.modules())
 
 
@@ -299,7 +364,8 @@ def function_that_draws(rows: Any) -> Any:
     return rows[:, 0] + 1e-12 * noise
 
 
-def test_global_numbers_that_a_model_draws_are_put_back() -> None:
+def test_global_numbers_that_a_model_draws_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
     rows = np.random.default_rng(0).normal(size=(60, 3))
     explainer = nobsp.NObSP(function_that_draws, interactions=0)
     numpy_state = np.random.get_state()[1:3]  # noqa: NPY002

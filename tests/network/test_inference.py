@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from nobsp.network import Readout
 from nobsp.network.inference import evaluation_mode
+from tests.processes import LONGEST_RUN, run_threads
 from tests.tolerances import SINGLE, assert_same_to_rounding
 
 
@@ -203,7 +205,7 @@ def test_passes_that_overlap_all_run_in_evaluation_mode() -> None:
     model, x = prepared(), torch.randn(16, 4)
     before = state(model)
     flags: list[bool] = []
-    meeting = threading.Barrier(2, timeout=60.0)
+    meeting = threading.Barrier(2, timeout=LONGEST_RUN)
 
     def note(part: nn.Module, _: Any, __: Any) -> None:
         meeting.wait()  # both passes are under way
@@ -216,11 +218,7 @@ def test_passes_that_overlap_all_run_in_evaluation_mode() -> None:
             for _ in range(size):
                 run(x)
 
-    threads = [threading.Thread(target=work, args=(3,)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(partial(work, 3), partial(work, 3))
     handle.remove()
     assert flags == [False] * 6
     after = state(model)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
@@ -17,30 +15,17 @@ from torch import nn
 
 import nobsp
 from nobsp.network.progress import progress_bar, with_progress
-
-# Long enough for a spawned process that imports torch on a busy machine; a hang is told by it, not measured.
-LONGEST_WAIT = 180.0
-# What forked children wait at most for a lock that is free.
-CHILD_WAIT = 20
+from tests.processes import LONGEST_RUN, answer_of, run_forked
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
 
 
-def hold_tqdms_lock_and_die() -> None:
-    """Fork a child that is killed while it holds tqdm's lock between processes."""
+def die_with_tqdms_lock() -> None:
+    """Be killed while holding tqdm's lock between processes."""
     from tqdm import tqdm
 
-    tqdm.get_lock()
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        tqdm.get_lock().acquire()
-        os.write(writing, b"x")
-        signal.pause()
-        os._exit(0)
-    os.read(reading, 1)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    tqdm.get_lock().acquire()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fit_and_call(*, progress: bool) -> None:
@@ -71,10 +56,15 @@ def query_an_index(*, progress: bool) -> None:
     index.query(rows[:2], k=2, progress=progress)
 
 
-def after_a_death(work: Callable[..., None], progress: bool, answer: Connection) -> None:
-    hold_tqdms_lock_and_die()
+def work_after_a_death(work: Callable[..., None], progress: bool) -> list[str]:
+    """Names of the threads there are when the work is done."""
+    from tqdm import tqdm
+
+    tqdm.get_lock()  # before the fork, which then shares it
+    code = run_forked(die_with_tqdms_lock)
+    assert code == -signal.SIGKILL
     work(progress=progress)
-    answer.send([thread.name for thread in threading.enumerate()])
+    return [thread.name for thread in threading.enumerate()]
 
 
 @needs_fork
@@ -83,17 +73,7 @@ def after_a_death(work: Callable[..., None], progress: bool, answer: Connection)
 def test_a_process_killed_with_tqdms_lock_blocks_nothing(
     work: Callable[..., None], progress: bool
 ) -> None:
-    context = multiprocessing.get_context("spawn")
-    receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=after_a_death, args=(work, progress, sending))
-    process.start()
-    sending.close()
-    try:
-        assert receiving.poll(LONGEST_WAIT), f"{work.__name__} did not end after the death"
-        threads = receiving.recv()
-    finally:
-        process.kill()
-        process.join(LONGEST_WAIT)
+    threads = answer_of(work_after_a_death, work, progress)
     assert not [name for name in threads if "tqdm" in name.lower()]
 
 
@@ -126,19 +106,18 @@ def test_a_child_forked_while_a_thread_draws_a_bar_can_draw_its_own() -> None:
         def hold() -> None:
             with lock:
                 held.set()
-                release.wait(LONGEST_WAIT)
+                release.wait(LONGEST_RUN)
+
+        def draw() -> None:
+            with progress_bar(enabled=True, description="child", unit=" rows"):
+                pass
 
         holder = threading.Thread(target=hold)
         holder.start()
         try:
-            assert held.wait(LONGEST_WAIT), "the thread never took the lock"
-            child = os.fork()
-            if child == 0:
-                signal.alarm(CHILD_WAIT)
-                with progress_bar(enabled=True, description="child", unit=" rows"):
-                    os._exit(0)
-            _, status = os.waitpid(child, 0)
+            assert held.wait(LONGEST_RUN), "the thread never took the lock"
+            code = run_forked(draw)
         finally:
             release.set()
-            holder.join(LONGEST_WAIT)
-    assert os.waitstatus_to_exitcode(status) == 0
+            holder.join(LONGEST_RUN)
+    assert code == 0

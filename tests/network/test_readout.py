@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from nobsp.network import Readout
 from nobsp.network.determinism import NotAFunctionError
+from tests.processes import LONGEST_RUN, run_threads
 from tests.tolerances import SINGLE, assert_all_same_to_rounding, assert_same_to_rounding
 
 
@@ -625,7 +627,7 @@ def test_threads_do_not_mix_their_captures() -> None:
     inputs = [rows(64) for _ in range(8)]
     expected = [readout.represent(x) for x in inputs]
     wrong: list[int] = []
-    start = threading.Barrier(len(inputs))
+    start = threading.Barrier(len(inputs), timeout=LONGEST_RUN)
 
     def work(number: int) -> None:
         start.wait()
@@ -635,11 +637,7 @@ def test_threads_do_not_mix_their_captures() -> None:
             ):
                 wrong.append(number)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*(partial(work, number) for number in range(len(inputs))))
     assert wrong == []
     assert all(part.training for part in model.modules())
 
@@ -650,12 +648,8 @@ def test_one_context_serves_several_threads() -> None:
     expected = {"a": readout.represent(a), "b": readout.represent(b)}
     got: dict[str, Tensor] = {}
     with readout.running() as represent:
-        threads = [
-            threading.Thread(target=lambda k=key, x=x: got.update({k: represent(x)}))
-            for key, x in (("a", a), ("b", b))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_threads(
+            lambda: got.update(a=represent(a)),
+            lambda: got.update(b=represent(b)),
+        )
     assert_all_same_to_rounding(got, expected, within=SINGLE)

@@ -2,8 +2,6 @@
 
 import inspect
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import matplotlib as mpl
@@ -18,6 +16,7 @@ from torch import nn
 from nobsp import NObSP, plots
 from tests.plots import pictures
 from tests.plots.subjects import account
+from tests.processes import run_python
 
 # Names that would be formulas, orders, or nothing at all.
 AWKWARD = ("cost in $ or $x^2$", "_hidden", "מחיר $", "two\nlines & <b>more</b> \\frac{1}{2}")
@@ -171,14 +170,7 @@ def run(program, **environment):
     here = {
         name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ
     }  # the code under test
-    finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True,
-        text=True,
-        env=here | environment,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
+    return run_python(program, flags=["-W", "error"], env=here | environment).stdout
 
 
 def test_importing_the_plots_loads_neither_matplotlib_nor_torch():

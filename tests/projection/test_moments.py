@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nobsp.projection import Moments, merge_all
-from tests.processes import kill_group
+from tests.processes import end_of, environment, started_together
 from tests.projection.oracles import exact_products, normal, product_error
 from tests.tolerances import (
     PASS,
@@ -392,26 +391,13 @@ def meeting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     given = {f"{case}-{i}": part for case in CASES for i, part in enumerate(shards_of(case))}
     safetensors.torch.save_file(given, folder / "rows.safetensors")
     (folder / "worker.py").write_text(WORKER)
-    path = os.pathsep.join(p for p in sys.path if p)
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "worker.py", str(rank), str(folder)],
-            cwd=folder,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        for rank in range(3)
-    ]
-    try:
+    commands = [[sys.executable, "worker.py", rank, folder] for rank in range(3)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    variables = environment(GLOO_SOCKET_IFNAME="lo")
+    with started_together(commands, cwd=folder, env=variables, **options) as workers:
         for worker in workers:
-            said, _ = worker.communicate(timeout=120)
+            said, _ = end_of(worker)
             assert worker.returncode == 0, said
-    finally:
-        for worker in workers:
-            kill_group(worker)
     return folder
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from nobsp import NObSP, NObSPCam
 from nobsp.reporting import report
+from tests.processes import PAGE_PATIENCE
 from tests.reporting.names import NASTY, QUOTED, RTL
 
 
@@ -70,6 +71,7 @@ def show(browser: Any, kept: dict[Path, Opened]) -> Iterator[Any]:
             return kept[path]
         options.setdefault("viewport", {"width": 1280, "height": 800})
         context = browser.new_context(**options)
+        context.set_default_timeout(PAGE_PATIENCE)
         found = Opened(context.new_page())
         if fresh:
             contexts.append(context)

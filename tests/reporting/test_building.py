@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -17,6 +16,7 @@ from nobsp import NObSP
 from nobsp.reporting import report
 from nobsp.reporting import tables as tables_module
 from nobsp.reporting.packing import packed_column
+from tests.processes import run_python
 
 MEGABYTES = 1e6
 
@@ -281,7 +281,7 @@ def test_a_compiled_explainer_makes_a_page_without_torch(tmp_path):
         "report(compiled(np.load(folder + '/X.npy')), folder + '/page.html')\n"
         "assert 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python(code)
     assert (tmp_path / "page.html").exists()
 
 

@@ -30,7 +30,7 @@ def test_a_slice_has_the_values_that_python_reads(show, page) -> None:
     opened = show(path, fresh=False)
     opened.page.locator("#interactions").scroll_into_view_if_needed()
     card = opened.page.locator("#surfaces article", has=opened.page.locator(".slice")).first
-    card.locator(".js-plotly-plot").wait_for(timeout=20_000)
+    card.locator(".js-plotly-plot").wait_for()
     before = card.evaluate(HEAT)
 
     card.locator("input[type=range]").evaluate(

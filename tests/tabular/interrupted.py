@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,9 +67,14 @@ def child(case: str, folder: Path, every: float) -> None:
 def main(case: str, folder: Path, every: float, kills: int, seed: int) -> None:
     moments, killed = random.Random(seed), 0
     while True:
+        # A fork of several threads could wait for what the others held; nothing has run here yet.
+        assert threading.active_count() == 1
         pid = os.fork()
         if pid == 0:
-            child(case, folder, every)
+            try:
+                child(case, folder, every)
+            finally:
+                os._exit(1)
         if killed < kills:
             time.sleep(moments.uniform(0.05, 0.6))
             if os.waitpid(pid, os.WNOHANG) == (0, 0):

@@ -225,7 +225,7 @@ def main(task: str, rank: int, size: int, folder: Path) -> None:
     dist = torch.distributed
     meeting = f"file://{folder}/meeting"
     dist.init_process_group(
-        "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=100)
+        "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=200)
     )
     if task == "cases":
         for name, case in CASES.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import safetensors.torch
 import torch
 
 from nobsp import Local, NObSP
-from tests.processes import run_process
+from tests.processes import environment, run_process
 from tests.tabular import interrupted
 from tests.tabular.nets import Counted, net, table
 from tests.tabular.ranks import Failing, numbers
@@ -69,10 +68,9 @@ def test_a_killed_calibration_goes_on_and_ends_as_if_it_had_not_been(
     case: str, every: float, tmp_path: Path
 ) -> None:
     """SIGKILL at random moments, again and again; what is lost is at most an interval each time."""
-    path = os.pathsep.join(p or "." for p in sys.path)
     run_process(
         [sys.executable, "-m", "tests.tabular.interrupted", case, tmp_path, every, KILLS, SEED],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env=environment(OMP_NUM_THREADS="1"),
     )
     found = safetensors.torch.load_file(tmp_path / "found")
     assert_same(found, interrupted.calibrate(case, 0.0))

@@ -1,7 +1,5 @@
 """Every feature's function as a tidy table, with its band."""
 
-import time
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -229,14 +227,6 @@ def test_values_that_no_feature_can_have_are_refused(explainer, feature, values,
 def test_wrong_questions_are_answered_kindly(explainer, ask, kind, said):
     with pytest.raises(kind, match=said):
         ask(explainer)
-
-
-def test_a_few_seconds_suffice_for_many_curves():
-    x = np.random.default_rng(0).normal(size=(2000, 20))
-    explainer = NObSP(make_net(20, outputs=3, width=64)).fit(x)
-    start = time.perf_counter()
-    explainer.curves()
-    assert time.perf_counter() - start < 20
 
 
 class Coded(nn.Module):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from nobsp import Functions, NObSP
+from tests.processes import run_python
 from tests.tabular.nets import net, table
 from tests.tabular.ranks import city_model, city_table
 from tests.tabular.test_merge_and_stream import assert_same
@@ -160,12 +158,7 @@ def test_the_compiled_explainer_needs_no_torch_and_equals(tmp_path: Path) -> Non
         np.save(sys.argv[1] + "/values.npy", found.values)
         """
     )
-    path = os.pathsep.join(p or "." for p in sys.path)
-    subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        check=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    run_python(script, tmp_path)
     np.testing.assert_array_equal(np.load(tmp_path / "values.npy"), explainer(X).values)
     loaded = Functions.load(tmp_path / "functions")
     pd.testing.assert_frame_equal(loaded.curves(9), explainer.curves(9))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from typing import Any
 
@@ -14,6 +11,7 @@ import pytest
 from nobsp import Local, NObSP
 from nobsp.calibration.local import parse_bytes
 from nobsp.published import sums
+from tests.processes import run_python
 from tests.tabular.nets import Passes, net, table
 from tests.tabular.test_merge_and_stream import assert_same, pieces
 
@@ -154,12 +152,5 @@ def test_many_features_stay_within_the_limit() -> None:
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
         """
     )
-    path = os.pathsep.join(p or "." for p in sys.path)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    done = run_python(script)
     assert int(done.stdout) * 1024 < 100e6

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
@@ -16,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from nobsp import NObSP
+from tests.processes import run_python
 from tests.tabular.nets import Net, Passes, net, one_product, table
 from tests.tabular.oracles import error
 from tests.tabular.ranks import city_model, city_table
@@ -238,13 +236,7 @@ def test_memory_does_not_grow_with_the_rows() -> None:
         print(peaks[-1] - peaks[50])
         """
     )
-    grown = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
-    )
+    grown = run_python(script)
     rows_in_kib = 800_000 * 16 * 4 / 1024
     assert int(grown.stdout) < 0.1 * rows_in_kib
 

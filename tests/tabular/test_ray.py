@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ from nobsp import Local, NObSP, RayCluster
 from nobsp.calibration.local import Fold
 from nobsp.calibration.ray import RayRows, RayRun
 from tests.cluster import CLUSTER_WARNINGS, Mortal, cluster
+from tests.processes import run_python
 from tests.tabular import ranks
 from tests.tabular.nets import net, table
 from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
@@ -239,5 +238,4 @@ def test_ray_is_loaded_only_where_it_is_used() -> None:
         "NObSP(model).fit(numpy.random.default_rng(0).normal(size=(50, 2)))\n"
         "assert 'ray' not in sys.modules, 'ray was loaded'"
     )
-    path = os.pathsep.join(p or "." for p in sys.path)
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": path})
+    run_python(code)

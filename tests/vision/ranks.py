@@ -153,7 +153,7 @@ def main(rank: int, size: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    dist, patience = torch.distributed, timedelta(seconds=100)
+    dist, patience = torch.distributed, timedelta(seconds=200)
     if "RANK" in os.environ:  # torchrun has said who is who
         dist.init_process_group("gloo", timeout=patience)
     else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import resource
-import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.vision import NObSPCam
+from tests.processes import run_threads
 from tests.tolerances import CONTRIBUTIONS, SINGLE, SUMS, assert_same_to_rounding
 from tests.vision.networks import averaged, images, through_layers
 
@@ -183,21 +184,12 @@ def test_several_threads_share_a_model() -> None:
     batches = [images(4, seed=seed) for seed in range(6)]
     expected = [cam(batch) for batch in batches]
     found: dict[int, Any] = {}
-    failures: list[BaseException] = []
 
     def work(number: int) -> None:
-        try:
-            for _ in range(10):
-                found[number] = cam(batches[number])
-        except BaseException as failure:  # noqa: BLE001 - a thread's failure would go unseen
-            failures.append(failure)
+        for _ in range(10):
+            found[number] = cam(batches[number])
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    run_threads(*(partial(work, number) for number in range(6)))
     for number, maps in enumerate(expected):
         for field in MAPS:
             assert_same_to_rounding(
@@ -216,11 +208,7 @@ def test_threads_do_not_see_what_others_put_behind_the_map() -> None:
         for _ in range(10):
             found[number] = cam(batches[number]).contributions
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*(partial(work, number) for number in range(4)))
     for number in range(4):
         assert_same_to_rounding(found[number], expected[number])
 

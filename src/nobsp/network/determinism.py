@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nobsp.network.visit import GlobalNumbers, Visit
+from nobsp.network.random_numbers import GlobalNumbers
+from nobsp.network.visit import Visit
 
 # Rows that are tried: a batch mean of 32 rows is far from one of 16, and dear models are not run for long.
 _MOST_ROWS = 32

@@ -30,14 +30,21 @@ _LEAVES = (
 )
 # The commonest of these, told quickly.
 _PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
-# The dictionaries of hooks that every module has, and what each is when it is empty.
-_EMPTY_HOOKS = {name: type(value) for name, value in vars(nn.Module()).items() if "_hooks" in name}
-_HOOKS = frozenset(_EMPTY_HOOKS)
+# The dictionaries of hooks that every module has.
+_HOOKS = frozenset(
+    name
+    for name in vars(nn.Module())
+    if name.endswith(("_hooks", "_with_kwargs", "_always_called"))
+)
 # How deep modules are looked for in lists, dictionaries and partial functions; they may hold themselves.
 _DEEPEST = 4
-_STRUCTURE = ("_parameters", "_buffers", "_modules")
-# What every module has, and `_fill` sets by name; all other attributes are looked at one by one.
-_FILLED = _HOOKS | {"_parameters", "_buffers", "training", "_compiled_call_impl"}
+# What `_fill` sets by name; all other attributes are looked at one by one.
+_FILLED = frozenset(
+    (
+        *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
+        *("training", "_compiled_call_impl"),
+    )
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,15 +75,16 @@ def make_stand_in(model: nn.Module) -> StandIn | None:
 
     copies = {own: shells[id(part)] for own, part in inner.items()}
     rewrite = _Rewrite(copies, {})
-    for buffer in model.buffers():
-        rewrite.buffer(buffer)
+    for part in parts:
+        for buffer in part._buffers.values():
+            rewrite.buffer(buffer)
     slots = {kind: _slots(kind) for kind in {type(part) for part in inner.values()}}
+    references: list[Any] = []
     for part in {id(part): part for part in inner.values()}.values():
-        _fill(shells[id(part)], part, slots[type(part)], rewrite)
+        references += _fill(shells[id(part)], part, slots[type(part)], rewrite)
 
-    roots = [value for shell in shells.values() for value in _attributes(shell)]
     known = {id(shell): shell for shell in shells.values()}
-    if _lead_to(roots, {id(part) for part in parts}, known):
+    if _lead_to(references, {id(part) for part in parts}, known):
         return None
     return StandIn(copies[id(model)], copies)
 
@@ -89,24 +97,8 @@ def _can_be_copied(kind: type) -> bool:
     return not any(base.__module__.startswith("torch.distributed.") for base in kind.__mro__)
 
 
-def _attributes(shell: nn.Module) -> Iterable[Any]:
-    """What a copy refers to beside its tensors and submodules."""
-    if getattr(type(shell), "refers_to_no_module", False):
-        return ()
-
-    attributes = vars(shell)
-    hooks = [attributes[name] for name in _HOOKS if attributes[name]]
-    # Most attributes are flags and numbers.
-    others = [
-        attributes[name]
-        for name in attributes.keys() - _HOOKS
-        if type(attributes[name]) not in _PLAIN and name not in _STRUCTURE
-    ]
-    return hooks + others
-
-
-def _fill(shell: nn.Module, part: nn.Module, slots: Iterable[str], rewrite: _Rewrite) -> None:
-    """Give a copy the attributes of what it stands for."""
+def _fill(shell: nn.Module, part: nn.Module, slots: Iterable[str], rewrite: _Rewrite) -> list[Any]:
+    """Give a copy the attributes of what it stands for; what it then refers to beside its tensors and submodules."""
     for name in slots:
         if hasattr(part, name):
             object.__setattr__(shell, name, getattr(part, name))
@@ -119,16 +111,31 @@ def _fill(shell: nn.Module, part: nn.Module, slots: Iterable[str], rewrite: _Rew
     state["_parameters"] = attributes["_parameters"].copy()
     buffers = attributes["_buffers"]
     state["_buffers"] = {name: rewrite.buffer(own) for name, own in buffers.items()}
+    children = attributes["_modules"]
+    state["_modules"] = {name: rewrite.copies.get(id(own), own) for name, own in children.items()}
+    state["_non_persistent_buffers_set"] = attributes["_non_persistent_buffers_set"].copy()
 
-    # Always dictionaries of its own: observers are registered in them.
-    for name, kind in _EMPTY_HOOKS.items():
-        hooks = attributes.get(name)
-        state[name] = type(hooks)(rewrite.value(hooks)) if hooks else kind()
+    references: list[Any] = []
+    for name, value in attributes.items():
+        # Most attributes are flags, numbers and empty dictionaries of hooks.
+        if type(value) in _PLAIN or name in _FILLED:
+            continue
+        if name in _HOOKS:
+            # Always a dictionary of its own: observers are registered in it.
+            state[name] = type(value)()
+            if value:
+                state[name].update(rewrite.value(value))
+                references.append(state[name])
+            continue
+        state[name] = rewrite.value(value)
+        if not _is_plain_tuple(value):
+            references.append(state[name])
+    return [] if getattr(type(part), "refers_to_no_module", False) else references
 
-    for name in attributes.keys() - _FILLED:
-        value = attributes[name]
-        if type(value) not in _PLAIN:
-            state[name] = rewrite.value(value)
+
+def _is_plain_tuple(value: Any) -> bool:
+    """Whether it is a tuple of flags, numbers and texts, such as the size of a kernel."""
+    return type(value) is tuple and _PLAIN.issuperset(map(type, value))
 
 
 def _slots(kind: type) -> tuple[str, ...]:
@@ -147,11 +154,15 @@ class _Rewrite:
 
     def buffer(self, tensor: Tensor | None) -> Tensor | None:
         """A copy of a buffer, the same wherever the buffer is."""
-        if tensor is None or torch.nn.parameter.is_lazy(tensor):
+        if tensor is None:
             return tensor
-        if id(tensor) not in self.buffers:
-            self.buffers[id(tensor)] = tensor.detach().clone()
-        return self.buffers[id(tensor)]
+        copy = self.buffers.get(id(tensor))
+        if copy is None:
+            if torch.nn.parameter.is_lazy(tensor):
+                return tensor
+            copy = tensor.detach().clone()
+            self.buffers[id(tensor)] = copy
+        return copy
 
     def value(self, value: Any, depth: int = 0) -> Any:
         """The same value, with copies in the place of modules; only what holds some is made anew."""

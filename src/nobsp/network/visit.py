@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import functools
 import os
-import random
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-)
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
+from nobsp.network.random_numbers import Draws
 from nobsp.network.stand_in import is_compiled, make_stand_in
 
 Arguments = ParamSpec("Arguments")
@@ -124,49 +118,8 @@ def run_in_ordinary_modes(work: Callable[[], Result]) -> Result:
         modes.restore()
 
 
-@dataclass(frozen=True, eq=False)
-class GlobalNumbers:
-    """Both states at one moment; nothing outside the main thread, where rewinding would repeat others' numbers."""
-
-    numpy_state: Any
-    python_state: Any
-
-    @classmethod
-    def now(cls) -> GlobalNumbers | None:
-        """The states; None in a thread other than the main one."""
-        if threading.current_thread() is not threading.main_thread():
-            return None
-        return cls(np.random.get_state(), random.getstate())  # noqa: NPY002 - the global one is meant
-
-    def move_on(self) -> None:
-        """Draw one number from each, so that the next ones are others."""
-        np.random.random_sample()  # noqa: NPY002
-        random.random()
-
-    def rewind(self) -> bool:
-        """Put back what has changed since, and say whether anything had."""
-        rewound = False
-        if not _is_same(self.numpy_state, np.random.get_state()):  # noqa: NPY002
-            np.random.set_state(self.numpy_state)  # noqa: NPY002
-            rewound = True
-        if self.python_state != random.getstate():
-            random.setstate(self.python_state)
-            rewound = True
-        return rewound
-
-
-def _is_same(before: Any, after: Any) -> bool:
-    """Whether two states of numpy's generator are equal: position first, then the words."""
-    name, words, *others = before
-    other_name, other_words, *other_others = after
-    return name == other_name and others == other_others and np.array_equal(words, other_words)
-
-
 Side = Literal["output", "input"]
 Hook = Callable[..., Any]
-
-# Whether a model draws random numbers in evaluation mode, found on its first pass.
-_draws_numbers: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
 class Visit:
@@ -175,6 +128,7 @@ class Visit:
     def __init__(self, model: nn.Module, *, gradients: bool = False) -> None:
         self.model = model
         self.gradients = gradients
+        self.draws_numbers = False  # whether the model has drawn random numbers so far
         # Buffers that are copied in inference mode could not be used for gradients.
         self._stand_in = run_in_ordinary_modes(lambda: make_stand_in(model))
         self._observers: list[_Observer] = []
@@ -183,11 +137,6 @@ class Visit:
         """The result of one forward pass."""
         with _ordinary_precision(x.device), _eagerly(self._runs_compiled_code()):
             return _in_grad_mode(self.gradients, lambda: self._forward(x))
-
-    @property
-    def draws_numbers(self) -> bool:
-        """Whether the model has drawn random numbers; known after the first pass."""
-        return _draws_numbers.get(self.model, False)
 
     def part(self, module: nn.Module) -> nn.Module:
         """What is run in the place of a module of the model."""
@@ -212,21 +161,17 @@ class Visit:
             self._observers.remove(observer)
 
     def _forward(self, x: Tensor) -> Any:
-        if _draws_numbers.get(self.model) is False:
-            return self._run(x)
-
-        draws = _Draws(x.device)
-        global_numbers = GlobalNumbers.now()
-        drew_global_numbers = False
+        # On every pass: a model may draw only where a row asks for it, or from its tenth pass on.
+        draws = Draws(x.device)
+        # Twice: an interrupt may come in the middle of rewinding, which can be done any number of times.
         try:
-            with draws:
-                result = self._run(x)
+            try:
+                with draws:
+                    return self._run(x)
+            finally:
+                self.draws_numbers |= draws.rewind()
         finally:
-            draws.rewind()
-            if global_numbers is not None:
-                drew_global_numbers = global_numbers.rewind()
-        _draws_numbers[self.model] = draws.happened or drew_global_numbers or self.draws_numbers
-        return result
+            self.draws_numbers |= draws.rewind()
 
     def _run(self, x: Tensor) -> Any:
         if self._stand_in is not None:
@@ -305,40 +250,6 @@ def _eagerly(compiled: bool) -> Any:
             "model is compiled, which needs torch 2.6 or newer; pass the original module."
         )
     return torch.compiler.set_stance("force_eager")
-
-
-class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the state of torch's random numbers before the first draw, and puts it back.
-
-    Nothing is noted, and no lock of a generator taken, where the model draws none: rewinding would repeat the numbers
-    of other threads, and asking for the state in two threads can block both.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.device = device
-        self.states: tuple[Tensor, Tensor | None] | None = None
-
-    @property
-    def happened(self) -> bool:
-        """Whether anything was drawn."""
-        return self.states is not None
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.states is None and torch.Tag.nondeterministic_seeded in func.tags:
-            on_gpu = self.device.type == "cuda"
-            gpu_state = torch.cuda.get_rng_state(self.device) if on_gpu else None
-            self.states = torch.get_rng_state(), gpu_state
-        return func(*args, **(kwargs or {}))
-
-    def rewind(self) -> None:
-        """Put the state back, if it was changed."""
-        if self.states is None:
-            return
-        cpu_state, gpu_state = self.states
-        torch.set_rng_state(cpu_state)
-        if gpu_state is not None:
-            torch.cuda.set_rng_state(gpu_state, self.device)
 
 
 @dataclass(eq=False)
