@@ -57,15 +57,13 @@ class RayRows:
     """A Ray dataset, and how workers make batches of its blocks."""
 
     dataset: Any  # the dataset
-    read: Callable[
-        [Any], Iterable[Any]
-    ]  # makes batches of a block of rows; it is sent to the workers
+    # makes batches of a block of rows; it is sent to the workers
+    read: Callable[[Any], Iterable[Any]]
     batch_size: int  # rows of a forward call
     row_bytes: int  # bytes of a row
     rows: int | None = None  # how many rows there are; known after the first pass
-    batch_format: str = (
-        "pandas"  # "pandas" for blocks that are frames, "numpy" for dictionaries of arrays
-    )
+    # "pandas" for blocks that are frames, "numpy" for dictionaries of arrays
+    batch_format: str = "pandas"
     most_rows: int = MOST_ROWS  # rows whose states are sent at a time
 
     @property

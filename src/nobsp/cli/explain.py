@@ -265,9 +265,8 @@ def score_predictions(
     classes = set(texts.tolist())
     names = [str(name) for name in output_names]
     numbers = [str(number) for number in range(len(names))]
-    pairs: list[
-        tuple[str, NDArray[Any], NDArray[Any]]
-    ] = []  # what is compared, the truth and what is predicted
+    # what is compared, the truth and what is predicted
+    pairs: list[tuple[str, NDArray[Any], NDArray[Any]]] = []
     if len(names) > 1:
         called = (
             names

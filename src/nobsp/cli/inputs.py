@@ -53,9 +53,8 @@ class Loaded:
 
     name: str
     origin: str  # from what
-    prepare: Callable[
-        [Callable[[], Tensor]], Any
-    ]  # makes it of some rows, which an exported program needs
+    # makes it of some rows, which an exported program needs
+    prepare: Callable[[Callable[[], Tensor]], Any]
     feature_names: tuple[str, ...] | None = None  # the columns it was fitted on, where it knows
 
 

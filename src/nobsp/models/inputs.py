@@ -206,9 +206,8 @@ def _find_tokens(
         return None
 
     for name, places in columns.items():
-        ids = rows[
-            :, torch.from_numpy(places.ravel())[:: 1 + len(places) // 64]
-        ].long()  # some of them tell
+        # some of them tell
+        ids = rows[:, torch.from_numpy(places.ravel())[:: 1 + len(places) // 64]].long()
         varying = (ids != ids[0]).any(0) if len(ids) else torch.zeros(0)
         for lookups in seen.found.values():
             shifts = torch.cat(lookups, 1)[:, :, None] - ids[:, None]
@@ -510,9 +509,8 @@ def _known(module: nn.Module, parts: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _by_position(module: nn.Module, parts: Any) -> list[tuple[str, Any]] | None:
-    parameters = (
-        _parameters(module) if isinstance(parts, tuple | list) else []
-    )  # TorchScript modules do not tell them
+    # TorchScript modules do not tell them
+    parameters = _parameters(module) if isinstance(parts, tuple | list) else []
     arrays = bool(parameters) and all(
         isinstance(part, Tensor | np.ndarray) and part.ndim for part in parts
     )

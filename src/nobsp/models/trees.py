@@ -89,9 +89,8 @@ def _quantile_names(model: Any, outputs: int) -> tuple[str, ...] | None:
 def both_sides(thresholds: Iterable[Any], *, single: bool, below: bool) -> Array:
     """Per threshold two neighbouring numbers between which a model goes from one side to the other."""
     found = np.unique(np.array(list(thresholds), dtype=np.float64))
-    found = found[
-        np.abs(found) < 1e38
-    ]  # libraries write "missing or not" as a threshold that no number passes
+    # libraries write "missing or not" as a threshold that no number passes
+    found = found[np.abs(found) < 1e38]
     kind: Any = np.float32 if single else np.float64
     sides = _part(
         lambda x: x.astype(kind) < found if below else x.astype(kind) <= found, found.shape
@@ -127,9 +126,8 @@ def _part(is_below: Callable[[Array], NDArray[np.bool_]], shape: tuple[int, ...]
         low = np.where(below, middle, low)
         high = np.where(below, high, middle)
     sides = np.stack([_as_floats(low), _as_floats(high)], axis=-1)
-    thin = (
-        sides[..., 1] - sides[..., 0] < _LEAST_GAP
-    )  # around zero numbers lie closer than their inverses reach
+    # around zero numbers lie closer than their inverses reach
+    thin = sides[..., 1] - sides[..., 0] < _LEAST_GAP
     sides[thin, 1] = sides[thin, 0] + _LEAST_GAP
     return sides
 
@@ -433,9 +431,8 @@ def _boosting(model: Any) -> Trees:
     function, weight = _in_stages(staged, outputs, rounds)
     names = _names(model)
     zeros = np.zeros((1, model.n_features_in_))
-    begun = function(
-        zeros if names is None else framed(zeros, names)
-    ).tobytes()  # what it begins with is in no tree
+    # what it begins with is in no tree
+    begun = function(zeros if names is None else framed(zeros, names)).tobytes()
     steps, about = _sklearn_trees([member.tree_ for member in model.estimators_.ravel()])
     return Trees(
         function, weight, np.zeros(outputs), "", steps, about + begun, (), names, names is not None

@@ -250,9 +250,8 @@ class Collection(Backend):
         self.spaces = spaces
         self.evidence_shape = evidence_shape
         self._client = _connect(options)
-        self._widths: dict[str, int] = {
-            kind: space.width for kind, space in spaces.items()
-        }  # of vector fields
+        # of vector fields
+        self._widths: dict[str, int] = {kind: space.width for kind, space in spaces.items()}
         # Evidence for the own class alone follows from its vector and length.
         if evidence_shape is not None and (evidence_shape[0] > 1 or "own" not in spaces):
             self._widths["evidence"] = evidence_shape[0] * evidence_shape[1]

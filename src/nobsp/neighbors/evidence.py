@@ -68,14 +68,12 @@ class Rows:
     """Rows as an index keeps them: single precision where there is much, so that a row found again is at distance 0."""
 
     activations: Tensor  # what enters the head, or the pooled channels, (rows, width), float32
-    evidence: (
-        Tensor | None
-    )  # (rows, classes or 1, terms), float32; None where it is a multiple of the activations
+    # (rows, classes or 1, terms), float32; None where it is a multiple of the activations
+    evidence: Tensor | None
     predicted: Tensor  # number of the predicted class; zero throughout for a regression
     response: Tensor  # confidence in the predicted class; for a regression the predicted value
-    labels: Tensor | None = (
-        None  # class numbers; values of a regression; or 0 and 1 for each class, (rows, classes)
-    )
+    # class numbers; values of a regression; or 0 and 1 for each class, (rows, classes)
+    labels: Tensor | None = None
     logits: Tensor | None = None  # of every class, float64; only of queries
 
     def __len__(self) -> int:

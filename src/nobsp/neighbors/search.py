@@ -33,9 +33,8 @@ _SPARE = 8
 class Evidence:
     """Contributions of rows to a class: multiples β_c ⊙ (z − z̄) of the activations, or as they were kept."""
 
-    coefficients: Tensor | None = (
-        None  # β, (classes, width), float64; None where contributions were kept
-    )
+    # β, (classes, width), float64; None where contributions were kept
+    coefficients: Tensor | None = None
     mean: Tensor | None = None  # z̄, (width,)
 
     def of(self, rows: Rows, classes: Tensor) -> Tensor:
@@ -59,9 +58,8 @@ class Space:
     evidence: Evidence
     origin: Tensor  # subtracted, (1, width) or (classes, width)
     unit: Tensor  # multiplied with afterwards, (width,); zero for columns that do not vary
-    centre: Tensor | None = (
-        None  # where evidence that is a multiple of the activations is zero for every class
-    )
+    # where evidence that is a multiple of the activations is zero for every class
+    centre: Tensor | None = None
 
     @property
     def width(self) -> int:

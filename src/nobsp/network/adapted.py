@@ -25,40 +25,33 @@ Matrix = np.ndarray[Any, Any]
 class Adapted:
     """A model as a torch module of one matrix, beside what the caller passes."""
 
-    module: (
-        nn.Module
-    )  # the torch module; for models of other libraries it works in float64 and returns margins
+    # the torch module; for models of other libraries it works in float64 and returns margins
+    module: nn.Module
     # makes a float64 matrix of rows of the caller's kind (frame or array); None where the module takes them as they are
     encode: Encode | None = None
-    feature_names: tuple[str, ...] | None = (
-        None  # names of the caller's columns, where the model was fitted on a frame
-    )
-    output_names: tuple[str, ...] | None = (
-        None  # class names, if any; of two classes the second, whose margin it is
-    )
-    link: str | None = (
-        None  # what the model applies to what is explained; None for torch modules: `Readout` finds it
-    )
+    # names of the caller's columns, where the model was fitted on a frame
+    feature_names: tuple[str, ...] | None = None
+    # class names, if any; of two classes the second, whose margin it is
+    output_names: tuple[str, ...] | None = None
+    # what the model applies to what is explained; None for torch modules: `Readout` finds it
+    link: str | None = None
     # by column of a model of steps, the neighbouring numbers on either side of each threshold, (thresholds, 2)
     steps: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
     codes: tuple[int, ...] = ()  # the caller's columns that hold codes of categories
-    pack: Callable[[Any], Any] | None = (
-        None  # makes one matrix of what the caller passes, where inputs are several
-    )
-    resolve: Callable[[Any], Any] | None = (
-        None  # makes columns of that matrix of what the caller passes as `features`
-    )
-    layout: dict[str, Any] | None = (
-        None  # makes the same of the model without the rows; plain enough for a file
-    )
+    # makes one matrix of what the caller passes, where inputs are several
+    pack: Callable[[Any], Any] | None = None
+    # makes columns of that matrix of what the caller passes as `features`
+    resolve: Callable[[Any], Any] | None = None
+    # makes the same of the model without the rows; plain enough for a file
+    layout: dict[str, Any] | None = None
 
     def groups(self, X: Any) -> dict[str, list[int]]:
         """Which encoded columns each of the caller's goes into: those that change when it is shuffled in the rows."""
         frame = _frame_or_array(X)
-        given = self.feature_names if frame is X else frame.columns
-        names = (
-            [f"x{j}" for j in range(X.shape[1])] if given is None else [str(name) for name in given]
-        )
+        known_names = self.feature_names if frame is X else frame.columns
+        if known_names is None:
+            known_names = [f"x{column}" for column in range(X.shape[1])]
+        names = [str(name) for name in known_names]
         if self.encode is None:
             return {name: [position] for position, name in enumerate(names)}
 
@@ -73,10 +66,10 @@ class Adapted:
             else:
                 column = frame[:, position]
                 moved = frame.with_columns(column[turned.tolist()].alias(column.name)).to_native()
+
             after = self.encode(moved)
-            changed[position] = ~((after == before) | (np.isnan(after) & np.isnan(before))).all(
-                axis=0
-            )
+            is_same = (after == before) | (np.isnan(after) & np.isnan(before))
+            changed[position] = ~is_same.all(axis=0)
 
         shared = changed.sum(axis=0) > 1
         if shared.any():
@@ -131,17 +124,16 @@ def _encode_with(steps: Sequence[Any]) -> Encode:
         if names is not None and isinstance(X, np.ndarray):
             return transform(framed(X, names))
         if names is None and is_frame(X):
-            return transform(
-                nw.from_native(X, eager_only=True).to_numpy()
-            )  # fitted without names: they would warn
+            # Fitted without names: they would warn.
+            return transform(nw.from_native(X, eager_only=True).to_numpy())
+
         try:
             return transform(X)
         except (TypeError, ValueError, AttributeError, NotImplementedError):
-            if (
-                type(X).__module__.partition(".")[0] != "polars"
-                or importlib.util.find_spec("pandas") is None
-            ):
+            is_polars = type(X).__module__.partition(".")[0] == "polars"
+            if not is_polars or importlib.util.find_spec("pandas") is None:
                 raise
+
         # Steps fitted on pandas may know only pandas; what is really wrong fails again, and is seen.
         import pandas as pd
 
@@ -170,9 +162,11 @@ def grouping_rows(X: Any) -> Any:
     frame = _frame_or_array(X)
     if len(X) <= GROUPING_ROWS:
         return X
+
     firsts = [_first_rows(frame[:, position]) for position in range(X.shape[1])]
+    with_levels = [rows for rows in firsts if rows is not None]
     even = np.linspace(0, len(X) - 1, GROUPING_ROWS).astype(np.int64)
-    chosen = np.unique(np.concatenate([even, *(rows for rows in firsts if rows is not None)]))
+    chosen = np.unique(np.concatenate([even, *with_levels]))
     return X[chosen] if frame is X else frame[chosen.tolist(), :].to_native()
 
 
@@ -180,15 +174,15 @@ def join_grouping_rows(first: Any, second: Any) -> Any:
     """The same of two frames of one kind, or arrays."""
     if isinstance(first, np.ndarray):
         return grouping_rows(np.concatenate([first, second]))
-    return grouping_rows(
-        nw.concat([nw.from_native(table, eager_only=True) for table in (first, second)]).to_native()
-    )
+    frames = [nw.from_native(table, eager_only=True) for table in (first, second)]
+    return grouping_rows(nw.concat(frames).to_native())
 
 
 def _frame_or_array(X: Any) -> Any:
     """A frame as narwhals sees it, or the array itself."""
     frame = nw.from_native(X, eager_only=True, pass_through=True)
-    if not isinstance(frame, nw.DataFrame) and not (isinstance(X, np.ndarray) and X.ndim == 2):
+    is_matrix = isinstance(X, np.ndarray) and X.ndim == 2
+    if not isinstance(frame, nw.DataFrame) and not is_matrix:
         raise TypeError(
             f"X must be a frame or a 2-D array to group its columns, found {type(X).__name__}."
         )
@@ -205,9 +199,10 @@ def _first_rows(series: nw.Series[Any] | Matrix) -> Matrix | None:
     if series.dtype.kind != "O":
         firsts = np.unique(series, return_index=True)[1]
         return firsts if len(firsts) <= _LEVELS_KEPT else None
-    found: dict[Any, int] = {}
+
+    first_of: dict[Any, int] = {}
     for row, value in enumerate(series):
-        found.setdefault(value, row)
-        if len(found) > _LEVELS_KEPT:
+        first_of.setdefault(value, row)
+        if len(first_of) > _LEVELS_KEPT:
             return None
-    return np.fromiter(found.values(), dtype=np.int64)
+    return np.fromiter(first_of.values(), dtype=np.int64)

@@ -30,9 +30,8 @@ class NoRowsError(ValueError):
 class Source:
     """Rows in batches: 2-D tensors on the CPU that may share memory with the caller's data, so never write to them."""
 
-    names: (
-        tuple[str, ...] | None
-    )  # column names where the data has any (those before encoding); else None
+    # column names where the data has any (those before encoding); else None
+    names: tuple[str, ...] | None
     rows: int | None  # number of rows, or None where it is not known before reading
     reiterable: bool  # whether the rows can be read more than once
     integer: bool  # whether every value is an integer, so that batches are int64
@@ -53,60 +52,70 @@ def batches_of(
     columns: Sequence[str] | None = None,
     strict: bool = True,
 ) -> Source:
-    """Read any kind of table in batches."""
+    """Reads any kind of table in batches."""
     reader = _Reader(check_batch_size(batch_size), encode, argument, strict)
-    if (
-        isinstance(X, list | tuple)
-        and X
-        and isinstance(X[0], list | tuple)
-        and X[0]
-        and all(map(np.isscalar, X[0]))
-    ):
-        X = np.asarray(X)  # a list of lists of numbers is a matrix, not a list of batches
+    if _is_nested_list(X):
+        X = np.asarray(X)
+
     whole = reader.table_of(X, argument, columns)
     if whole is None:
-        kind = type(X).__name__
-        if type(X).__module__.partition(".")[0] == "ray":
-            hint = f"work on its batches with {argument}.map_batches(..., batch_format='pandas')"
-            raise TypeError(f"{argument} is a Ray {kind}; only `fit` takes it whole: {hint}.")
-        if hasattr(X, "collect") and "Lazy" in kind:
-            raise TypeError(f"{argument} is a {kind}; pass {argument}.collect().")
-        if hasattr(X, "toarray"):
-            raise TypeError(f"{argument} is a sparse matrix; pass {argument}.toarray().")
-        given, batches, again = open_stream(X, argument)
-        first = reader.batch_table(given, 0, columns)
-        total = count_ahead(X)
-        if first.rows == 0:
-            raise ValueError(f"batch 0 of {argument} has no rows.")
+        opened = _Opened.stream(X, reader, columns)
     else:
-        batches = partial(iter, [X])
-        again = True
-        first = whole
-        total = whole.rows
-        if total == 0:
-            raise NoRowsError(f"{argument} has no rows.")
+        opened = _Opened.table(X, whole, argument)
+
     # An empty cut still knows its dtype, and is not checked for missing values.
-    begun = reader.cut(first, 0, 0 if encode is None else 1)
+    begun = reader.cut(opened.first, 0, 0 if encode is None else 1)
     integer = encode is None and not begun.is_floating_point()
 
     def read() -> Iterator[tuple[Tensor, Any]]:
-        seen = 0
-        for number, batch in enumerate(batches()):
-            table = whole or reader.batch_table(batch, number, columns or first.names)
-            if table.columns != first.columns:
-                found = f"{table.columns} columns"
-                expected = f"batch 0 had {first.columns}; all need the same"
-                raise ValueError(f"batch {number} of {argument} has {found} but {expected}.")
-            for rows, native in reader.rows_of(table, first_row=seen):
+        rows_seen = 0
+        for number, batch in enumerate(opened.batches()):
+            table = whole or reader.batch_table(batch, number, columns or opened.first.names)
+            if table.columns != opened.first.columns:
+                raise ValueError(
+                    f"batch {number} of {argument} has {table.columns} columns but batch 0 had "
+                    f"{opened.first.columns}; all need the same."
+                )
+
+            for rows, native in reader.rows_of(table, first_row=rows_seen):
                 # Whole numbers in a stream that began with floats are floats that happened to be whole.
-                yield rows if integer or rows.is_floating_point() else rows.to(begun.dtype), native
-            seen += table.rows
-        if seen == 0:
+                is_same_kind = integer or rows.is_floating_point()
+                yield rows if is_same_kind else rows.to(begun.dtype), native
+            rows_seen += table.rows
+
+        if rows_seen == 0:
             raise ValueError(
                 f"{argument} gave no rows when it was read again; its __iter__ must start anew."
             )
 
-    return Source(first.names, total, again, integer, begun.shape[1], read)
+    return Source(
+        names=opened.first.names,
+        rows=opened.total,
+        reiterable=opened.reiterable,
+        integer=integer,
+        columns=begun.shape[1],
+        pairs=read,
+    )
+
+
+def _is_nested_list(X: Any) -> bool:
+    """Whether this is a list of lists of numbers: a matrix, not a list of batches."""
+    if not isinstance(X, list | tuple) or not X:
+        return False
+    first = X[0]
+    return isinstance(first, list | tuple) and bool(first) and all(map(np.isscalar, first))
+
+
+def _refuse_other_tables(X: Any, argument: str) -> None:
+    """An error for tables that cannot be read as they are, with how to make them readable."""
+    kind = type(X).__name__
+    if type(X).__module__.partition(".")[0] == "ray":
+        hint = f"work on its batches with {argument}.map_batches(..., batch_format='pandas')"
+        raise TypeError(f"{argument} is a Ray {kind}; only `fit` takes it whole: {hint}.")
+    if hasattr(X, "collect") and "Lazy" in kind:
+        raise TypeError(f"{argument} is a {kind}; pass {argument}.collect().")
+    if hasattr(X, "toarray"):
+        raise TypeError(f"{argument} is a sparse matrix; pass {argument}.toarray().")
 
 
 def check_batch_size(size: Any) -> int:
@@ -130,13 +139,12 @@ def open_stream(X: Any, argument: str) -> tuple[Any, Callable[[], Iterator[Any]]
         raise TypeError(
             f"{argument} is a Dataset; pass torch.utils.data.DataLoader({argument}, batch_size=...)."
         )
-    if (
-        isinstance(X, str | bytes | Mapping | type)
-        or type(X).__name__ == "Series"
-        or not hasattr(X, "__iter__")
-    ):
+
+    is_single = isinstance(X, str | bytes | Mapping | type) or type(X).__name__ == "Series"
+    if is_single or not hasattr(X, "__iter__"):
         wanted = "an array or tensor, a pandas or polars frame of rows, a DataLoader, or an iterable of batches"
         raise TypeError(f"{argument} is a {type(X).__name__}; expected {wanted}.")
+
     opened = iter(X)
     try:
         first = next(opened)
@@ -163,15 +171,13 @@ def count_ahead(X: Any) -> int | None:
             return None
         rows = len(X.sampler)
         return rows - rows % X.batch_size if X.drop_last else rows
-    batches = X if isinstance(X, list | tuple) else ()
-    rows_of = [
-        batch[0] if isinstance(batch, tuple | list) and batch else batch for batch in batches
-    ]
-    return (
-        sum(map(len, rows_of))
-        if rows_of and all(hasattr(rows, "shape") for rows in rows_of)
-        else None
-    )
+
+    if not isinstance(X, list | tuple):
+        return None
+    tables = [batch[0] if isinstance(batch, tuple | list) and batch else batch for batch in X]
+    if not tables or not all(hasattr(table, "shape") for table in tables):
+        return None
+    return sum(map(len, tables))
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,12 +187,10 @@ class _Table:
     names: tuple[str, ...] | None  # column names of a frame; None for arrays and tensors
     rows: int  # how many rows it has
     columns: int  # how many columns, before any encoding
-    cut: Callable[
-        [int, int], Tensor
-    ]  # `cut(start, stop)`, the rows in between as a batch of a `Source`
-    native: Callable[
-        [int, int], Any
-    ]  # `native(start, stop)`, the same rows in the caller's own kind
+    # `cut(start, stop)`, the rows in between as a batch of a `Source`
+    cut: Callable[[int, int], Tensor]
+    # `native(start, stop)`, the same rows in the caller's own kind
+    native: Callable[[int, int], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,27 +207,7 @@ class _Reader:
         refuse_unreadable(X, name=argument)
         numeric = self.encode is None
         if isinstance(X, Tensor | np.ndarray):
-            if X.ndim != 2:
-                hint = "pass one row per sample and one column per feature"
-                if X.ndim == 1:
-                    hint = f"pass {argument}.reshape(-1, 1) for one column or {argument}.reshape(1, -1) for one row"
-                raise ValueError(
-                    f"{argument} must have two dimensions, found shape {tuple(X.shape)}; {hint}."
-                )
-
-            if columns is not None and X.shape[1] != len(columns):
-                known = f"{len(columns)} are expected: {join_names(columns, 12)}, in order"
-                raise ValueError(f"{argument} has {X.shape[1]} columns but {known}.")
-
-            if X.shape[1] == 0:
-                raise ValueError(f"{argument} has no columns.")
-            if isinstance(X, Tensor) and (
-                X.layout != torch.strided or X.is_complex() or X.is_quantized
-            ):
-                raise TypeError(
-                    f"{argument} must be a dense real tensor, found {X.dtype} with layout {X.layout}."
-                )
-
+            _require_matrix(X, argument, columns)
             return _array_table(as_numpy(X), argument, numeric=numeric)
 
         try:
@@ -233,11 +217,10 @@ class _Reader:
                 f"{argument} has two columns of the same name; rename one ({duplicate})."
             ) from duplicate
 
-        if isinstance(frame, nw.DataFrame):
-            frame = match_columns(frame, argument=argument, columns=columns)
-            return _frame_table(frame, argument, numeric=numeric, strict=self.strict)
-
-        return None
+        if not isinstance(frame, nw.DataFrame):
+            return None
+        frame = match_columns(frame, argument=argument, columns=columns)
+        return _frame_table(frame, argument, numeric=numeric, strict=self.strict)
 
     def batch_table(self, batch: Any, number: int, columns: Sequence[str] | None) -> _Table:
         """The rows of one batch of a stream, labels left aside."""
@@ -293,12 +276,66 @@ class _Reader:
             raise ValueError(
                 f"{self.argument} does not pass the model's preprocessing: {failure}"
             ) from failure
-        found = torch.full(
-            (stop - start, next(iter(halves.values())).shape[1]), torch.nan, dtype=torch.float64
-        )
+
+        n_columns = next(iter(halves.values())).shape[1]
+        rows = torch.full((stop - start, n_columns), torch.nan, dtype=torch.float64)
         for first, half in halves.items():
-            found[first - start : first - start + len(half)] = half
-        return found
+            offset = first - start
+            rows[offset : offset + len(half)] = half
+        return rows
+
+
+@dataclass(frozen=True, eq=False)
+class _Opened:
+    """A table or a stream whose first rows are known."""
+
+    first: _Table
+    batches: Callable[[], Iterator[Any]]  # all of them, the first included
+    total: int | None  # rows, where their number is certain
+    reiterable: bool
+
+    @classmethod
+    def table(cls, X: Any, table: _Table, argument: str) -> _Opened:
+        """A whole table, which is one batch."""
+        if table.rows == 0:
+            raise NoRowsError(f"{argument} has no rows.")
+        return cls(table, partial(iter, [X]), table.rows, reiterable=True)
+
+    @classmethod
+    def stream(cls, X: Any, reader: _Reader, columns: Sequence[str] | None) -> _Opened:
+        """An iterable of batches."""
+        _refuse_other_tables(X, reader.argument)
+        batch, batches, reiterable = open_stream(X, reader.argument)
+        first = reader.batch_table(batch, 0, columns)
+        if first.rows == 0:
+            raise ValueError(f"batch 0 of {reader.argument} has no rows.")
+        return cls(first, batches, count_ahead(X), reiterable)
+
+
+def _require_matrix(
+    X: Tensor | np.ndarray[Any, Any], argument: str, columns: Sequence[str] | None
+) -> None:
+    """An error for an array that is no matrix of the columns that are expected."""
+    if X.ndim != 2:
+        hint = "pass one row per sample and one column per feature"
+        if X.ndim == 1:
+            hint = f"pass {argument}.reshape(-1, 1) for one column or {argument}.reshape(1, -1) for one row"
+        raise ValueError(
+            f"{argument} must have two dimensions, found shape {tuple(X.shape)}; {hint}."
+        )
+
+    if columns is not None and X.shape[1] != len(columns):
+        known = f"{len(columns)} are expected: {join_names(columns, 12)}, in order"
+        raise ValueError(f"{argument} has {X.shape[1]} columns but {known}.")
+    if X.shape[1] == 0:
+        raise ValueError(f"{argument} has no columns.")
+
+    if not isinstance(X, Tensor):
+        return
+    if X.layout != torch.strided or X.is_complex() or X.is_quantized:
+        raise TypeError(
+            f"{argument} must be a dense real tensor, found {X.dtype} with layout {X.layout}."
+        )
 
 
 def is_frame(X: Any) -> bool:
@@ -307,53 +344,63 @@ def is_frame(X: Any) -> bool:
 
 
 def _array_table(X: np.ndarray[Any, Any], argument: str, *, numeric: bool) -> _Table:
-    if numeric and X.dtype.kind not in "fiubO":
+    """A matrix as a table."""
+    if numeric:
+        _require_numbers(X, argument)
+    refuse_overflow(X, name=argument)
+    dtype = _batch_dtype(X.dtype)
+
+    def cut(start: int, stop: int) -> Tensor:
+        rows = np.ascontiguousarray(X[start:stop], dtype=dtype)
+        # torch warns about memory it could write to but must not.
+        return torch.from_numpy(rows if rows.flags.writeable else rows.copy())
+
+    def native(start: int, stop: int) -> Any:
+        return X[start:stop]
+
+    return _Table(names=None, rows=len(X), columns=X.shape[1], cut=cut, native=native)
+
+
+def _require_numbers(X: np.ndarray[Any, Any], argument: str) -> None:
+    """An error for an array that holds anything but numbers."""
+    if X.dtype.kind not in "fiubO":
         raise TypeError(
             f"{argument} must be numeric, found dtype {X.dtype}; encode it to numbers first."
         )
-    for column in range(X.shape[1]) if numeric and X.dtype.kind == "O" else ():
+    if X.dtype.kind != "O":
+        return
+
+    for column in range(X.shape[1]):
         try:
             X[:, column].astype(np.float64)
         except (TypeError, ValueError) as failure:
             raise TypeError(
                 f"{argument}[:, {column}] is not numeric ({failure}); encode it first."
             ) from failure
-    refuse_overflow(X, name=argument)
-    kind = (
-        np.float32
-        if X.dtype.kind == "b" or (X.dtype.kind == "f" and X.dtype.itemsize <= 4)
-        else np.float64
-    )
 
-    def cut(start: int, stop: int) -> Tensor:
-        rows = np.ascontiguousarray(X[start:stop], dtype=np.int64 if X.dtype.kind in "iu" else kind)
-        # torch warns about memory it could write to but must not.
-        return torch.from_numpy(rows if rows.flags.writeable else rows.copy())
 
-    return _Table(None, len(X), X.shape[1], cut, lambda start, stop: X[start:stop])
+def _batch_dtype(dtype: np.dtype[Any]) -> type[np.number[Any]]:
+    """What batches of an array hold: whole numbers as such, float32 where that loses nothing, else float64."""
+    if dtype.kind in "iu":
+        return np.int64
+    is_single = dtype.kind == "f" and dtype.itemsize <= 4
+    return np.float32 if is_single or dtype.kind == "b" else np.float64
 
 
 def _frame_table(frame: nw.DataFrame[Any], argument: str, *, numeric: bool, strict: bool) -> _Table:
+    """A frame as a table."""
     names = tuple(str(name) for name in frame.columns)
     if not names:
         raise ValueError(f"{argument} has no columns.")
+
     schema = [frame[:, position].dtype for position in range(len(names))]
-    for name, dtype in zip(names, schema, strict=True) if numeric else ():
-        if not (dtype.is_numeric() or isinstance(dtype, nw.Boolean)):
-            hint = "encode it first, or pass a scikit-learn Pipeline that does so together with its network"
-            raise TypeError(f"{argument} column {name!r} holds {dtype}, not numbers; {hint}.")
-    # One dtype for all columns: integers if all are, float32 where that loses nothing, else float64.
-    kind: type[np.number[Any]] = np.float64
-    if all(isinstance(dtype, nw.Float32 | nw.Boolean) for dtype in schema):
-        kind = np.float32
-    elif all(dtype.is_integer() or isinstance(dtype, nw.Boolean) for dtype in schema) and (
-        strict or not any(frame[:, place].null_count() for place in range(len(names)))
-    ):
-        kind = np.int64
+    if numeric:
+        _require_number_columns(names, schema, argument)
+    dtype = _frame_dtype(frame, schema, strict=strict)
 
     def cut(start: int, stop: int) -> Tensor:
         piece = frame[start:stop]
-        rows = np.empty((len(piece), len(names)), dtype=kind)
+        rows = np.empty((len(piece), len(names)), dtype=dtype)
         for position, name in enumerate(names):
             series = piece[:, position]
             missing = series.is_null().to_numpy() if series.null_count() else None
@@ -361,14 +408,42 @@ def _frame_table(frame: nw.DataFrame[Any], argument: str, *, numeric: bool, stri
                 rows[:, position] = series.to_numpy()
                 continue
             if strict:
-                raise ValueError(_missing(argument, "missing", start + int(missing.argmax()), name))
+                row = start + int(missing.argmax())
+                raise ValueError(_missing(argument, "missing", row, name))
             rows[missing, position] = np.nan
             rows[~missing, position] = series.drop_nulls().to_numpy()
         return torch.from_numpy(rows)
 
-    return _Table(
-        names, len(frame), len(names), cut, lambda start, stop: frame[start:stop].to_native()
+    def native(start: int, stop: int) -> Any:
+        return frame[start:stop].to_native()
+
+    return _Table(names=names, rows=len(frame), columns=len(names), cut=cut, native=native)
+
+
+def _require_number_columns(
+    names: Sequence[str], schema: Sequence[nw.dtypes.DType], argument: str
+) -> None:
+    """An error for the first column of a frame that holds anything but numbers."""
+    for name, dtype in zip(names, schema, strict=True):
+        if not (dtype.is_numeric() or isinstance(dtype, nw.Boolean)):
+            hint = "encode it first, or pass a scikit-learn Pipeline that does so together with its network"
+            raise TypeError(f"{argument} column {name!r} holds {dtype}, not numbers; {hint}.")
+
+
+def _frame_dtype(
+    frame: nw.DataFrame[Any], schema: Sequence[nw.dtypes.DType], *, strict: bool
+) -> type[np.number[Any]]:
+    """One dtype for all columns: integers if all are, float32 where that loses nothing, else float64."""
+    if all(isinstance(dtype, nw.Float32 | nw.Boolean) for dtype in schema):
+        return np.float32
+    if not all(dtype.is_integer() or isinstance(dtype, nw.Boolean) for dtype in schema):
+        return np.float64
+
+    # Missing numbers become NaN, which integers do not have.
+    may_be_missing = not strict and any(
+        frame[:, position].null_count() for position in range(len(schema))
     )
+    return np.float64 if may_be_missing else np.int64
 
 
 def _missing(argument: str, value: str, row: int, column: str | int) -> str:

@@ -8,6 +8,7 @@ Where it is not, the outputs themselves are, and the head is the identity.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,16 @@ _MOST_WIDTH = 4096
 # How far rounding carries sums, in units of the model's precision.
 _ROUNDING = 128
 
-Link = tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+# Factors below this share of the largest are rounding.
+_FAINTEST = 1e-5
+
+
+class Link(NamedTuple):
+    """What a model applies to its logits."""
+
+    name: str
+    undo: Callable[[Tensor], Tensor]  # from outputs to logits; NaN where that cannot be told
+    apply: Callable[[Tensor], Tensor]
 
 
 class Product(NamedTuple):
@@ -98,61 +108,72 @@ def compose(
     """The model with a head of its own, and the link that follows it."""
     with Products(len(x)) as seen:
         outputs = outputs_of(run(x.clone()), len(x))
+
+    eps = torch.finfo(dtype).eps
     for path, output in outputs.items():
         refuse_non_finite({path: output})
         for link in _links(output):
-            for chosen in _choices(seen.found, output.shape[1]):
-                solved = _solve(chosen, output, link, torch.finfo(dtype).eps)
-                if solved is not None:
-                    places = [product.order for product in chosen]
-                    return Composed(module, places, *solved, path, centre=False), link[0]
+            for products in _choices(seen.found, output.shape[1]):
+                head = _solve(products, output, link, eps)
+                if head is not None:
+                    places = [product.order for product in products]
+                    return Composed(module, places, *head, path, centre=False), link.name
+
     path, output = next(iter(outputs.items()))
-    centre = _is_simplex(output)
-    eye = torch.eye(output.shape[1], dtype=torch.float64)
-    made = Composed(
-        module, None, eye, torch.zeros(len(eye), dtype=torch.float64), path, centre=centre
-    )
-    return made, "softmax" if centre else "identity"
+    is_simplex = _is_simplex(output)
+    weight = torch.eye(output.shape[1], dtype=torch.float64)
+    bias = torch.zeros(len(weight), dtype=torch.float64)
+    composed = Composed(module, None, weight, bias, path, centre=is_simplex)
+    return composed, "softmax" if is_simplex else "identity"
 
 
 def _links(output: Tensor) -> Iterator[Link]:
     """Links that an output may have come through, each with its inverse."""
-    yield "identity", lambda values: values, lambda values: values
+    yield Link("identity", undo=_unchanged, apply=_unchanged)
     low = output.min()
     high = output.max()
     if _is_simplex(output):
-        yield "softmax", _centred_logs, lambda values: values.softmax(1)
+        yield Link("softmax", undo=_centred_logs, apply=lambda values: values.softmax(1))
     if low >= 0 and high <= 1:
-        yield "sigmoid", lambda values: torch.logit(values), torch.sigmoid
+        yield Link("sigmoid", undo=torch.logit, apply=torch.sigmoid)
     if low >= 0:
-        yield "exp", torch.log, torch.exp
-        yield (
-            "softplus",
-            lambda values: values + torch.log(-torch.expm1(-values)),
-            nn.functional.softplus,
+        yield Link("exp", undo=torch.log, apply=torch.exp)
+        yield Link("softplus", undo=_undo_softplus, apply=nn.functional.softplus)
+
+    # Values that many rows share at an end were cut off there.
+    many = max(output.shape[1], 2)
+    is_cut_below = int((output == low).sum()) > many
+    is_cut_above = int((output == high).sum()) > many
+    if is_cut_below or is_cut_above:
+        least = float(low) if is_cut_below else -torch.inf
+        most = float(high) if is_cut_above else torch.inf
+        yield Link(
+            "clamp",
+            undo=lambda values: values.where((values > least) & (values < most), torch.nan),
+            apply=lambda values: values.clamp(least, most),
         )
 
-    often = [int((output == end).sum()) > max(output.shape[1], 2) for end in (low, high)]
-    if any(often):
-        least = float(low) if often[0] else -torch.inf
-        most = float(high) if often[1] else torch.inf
-        inside = lambda values: torch.where((values > least) & (values < most), values, torch.nan)  # noqa: E731
-        yield "clamp", inside, lambda values: values.clamp(least, most)
+
+def _unchanged(values: Tensor) -> Tensor:
+    return values
+
+
+def _undo_softplus(values: Tensor) -> Tensor:
+    return values + torch.log(-torch.expm1(-values))
 
 
 def _choices(products: Sequence[Product], outputs: int) -> Iterator[list[Product]]:
     """Combinations to try: single products from the last to the first, all of as many outputs, all narrower ones."""
-    fitting = [product for product in products if product.weight.shape[1] == outputs][
-        -_MOST_PRODUCTS:
-    ]
-    yield from ([product] for product in reversed(fitting))
-    if len(fitting) > 1:
-        yield fitting
-    narrow = [product for product in products if product.weight.shape[1] < outputs][
-        -_MOST_PRODUCTS:
-    ]
-    if narrow:
-        yield narrow
+    as_wide = [product for product in products if product.weight.shape[1] == outputs]
+    as_wide = as_wide[-_MOST_PRODUCTS:]
+    yield from ([product] for product in reversed(as_wide))
+    if len(as_wide) > 1:
+        yield as_wide
+
+    narrower = [product for product in products if product.weight.shape[1] < outputs]
+    narrower = narrower[-_MOST_PRODUCTS:]
+    if narrower:
+        yield narrower
 
 
 def _solve(
@@ -162,67 +183,114 @@ def _solve(
     if sum(product.z.shape[1] for product in products) > _MOST_WIDTH:
         return None
 
-    name, undo, apply = link
-    target = undo(output)
-    softmax = name == "softmax"
-    weights = [product.weight.double().cpu() for product in products]
-    inputs = [product.z.double().cpu() for product in products]
-    logits = [z @ weight for z, weight in zip(inputs, weights, strict=True)]
-    sizes = [z.abs() @ weight.abs() for z, weight in zip(inputs, weights, strict=True)]
-    count = output.shape[1]
-    aligned = all(part.shape[1] == output.shape[1] for part in logits)
-    if softmax and not aligned:
-        return None
-    if softmax:
-        # Softmax does not see what all logits share: one factor for all outputs.
-        columns = torch.stack([(part - part.mean(1, keepdim=True)).flatten() for part in logits], 1)
-        free = torch.cat([columns, torch.eye(count, dtype=torch.float64).repeat(len(output), 1)], 1)
-        found = _least_squares(free, target.flatten())
-        if found is None:
-            return None
-
-        factors = found[: len(logits)].expand(count, -1)
-        bias = found[len(logits) :]
+    parts = [_Part.of(product) for product in products]
+    is_aligned = all(part.logits.shape[1] == output.shape[1] for part in parts)
+    target = link.undo(output)
+    if link.name == "softmax":
+        solution = _solve_softmax(parts, target) if is_aligned else None
     else:
-        rows = []
-        for j in range(count):
-            parts = [part[:, j : j + 1] for part in logits] if aligned else logits
-            free = torch.cat([*parts, torch.ones(len(output), 1, dtype=torch.float64)], 1)
-            found = _least_squares(free, target[:, j])
-            if found is None:
-                return None
-            rows.append(found)
+        solution = _solve_outputs(parts, target, is_aligned=is_aligned)
+    if solution is None:
+        return None
 
-        factors = torch.stack(rows)[:, :-1]
-        bias = torch.stack(rows)[:, -1]
-
+    factors, bias = solution
     # Rounding leaves a little of what plays no part.
-    factors = torch.where(factors.abs() > 1e-5 * factors.abs().max(), factors, 0.0)
-    # Where each output has its own factor, no matrix of outputs times outputs is made.
-    blend: Callable[[Tensor, Tensor], Tensor] = torch.mul if aligned else torch.matmul
-    widths = [part.shape[1] for part in logits]
-    mixes = factors.T[:, :, None].unbind() if aligned else torch.split(factors, widths, 1)
-    expected = bias + sum(blend(mix, part.T).T for mix, part in zip(mixes, logits, strict=True))
-    size = bias.abs() + sum(
-        blend(mix.abs(), part.T).T for mix, part in zip(mixes, sizes, strict=True)
-    )
-    allowed = _ROUNDING * eps * size
-    if softmax:
-        around = allowed.amax(1, keepdim=True) * output
-    else:
-        around = torch.maximum(
-            *((apply(expected + way * allowed) - apply(expected)).abs() for way in (1, -1))
-        )
-
-    near = (
-        apply(expected) - output
-    ).abs() <= around + _ROUNDING * eps * output.abs() + 8 * eps * bool(softmax)
-    if not bool(near.all()):
+    factors = torch.where(factors.abs() > _FAINTEST * factors.abs().max(), factors, 0.0)
+    mixture = _Mixture.of(parts, factors, bias, is_aligned=is_aligned)
+    if not mixture.gives(output, link, eps):
         return None
+    return mixture.weight(), bias
 
-    return torch.cat(
-        [blend(mix, weight.T) for mix, weight in zip(mixes, weights, strict=True)], 1
-    ), bias
+
+class _Part(NamedTuple):
+    """A product in float64."""
+
+    weight: Tensor
+    logits: Tensor  # z W, (rows, columns)
+    sizes: Tensor  # |z| |W|, which bounds its rounding
+
+    @classmethod
+    def of(cls, product: Product) -> _Part:
+        z = product.z.double().cpu()
+        weight = product.weight.double().cpu()
+        return cls(weight, logits=z @ weight, sizes=z.abs() @ weight.abs())
+
+
+def _solve_softmax(parts: Sequence[_Part], target: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Factors and bias; a softmax does not see what all logits share, so that all outputs have one factor."""
+    n_rows, n_outputs = target.shape
+    centred = [(part.logits - part.logits.mean(1, keepdim=True)).flatten() for part in parts]
+    of_bias = torch.eye(n_outputs, dtype=torch.float64).repeat(n_rows, 1)
+    columns = torch.cat([torch.stack(centred, 1), of_bias], 1)
+
+    coefficients = _least_squares(columns, target.flatten())
+    if coefficients is None:
+        return None
+    factors = coefficients[: len(parts)].expand(n_outputs, -1)
+    return factors, coefficients[len(parts) :]
+
+
+def _solve_outputs(
+    parts: Sequence[_Part], target: Tensor, *, is_aligned: bool
+) -> tuple[Tensor, Tensor] | None:
+    """Factors and bias of every output by itself: of its own columns where these are as many as outputs."""
+    ones = torch.ones(len(target), 1, dtype=torch.float64)
+    rows = []
+    for output in range(target.shape[1]):
+        own = [part.logits[:, [output]] if is_aligned else part.logits for part in parts]
+        coefficients = _least_squares(torch.cat([*own, ones], 1), target[:, output])
+        if coefficients is None:
+            return None
+        rows.append(coefficients)
+
+    solution = torch.stack(rows)
+    return solution[:, :-1], solution[:, -1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Mixture:
+    """Products blended into one affine function."""
+
+    parts: Sequence[_Part]
+    mixes: Sequence[Tensor]  # per product a factor for each output, or a matrix
+    bias: Tensor
+    # Where each output has its own factor, no matrix of outputs times outputs is made.
+    blend: Callable[[Tensor, Tensor], Tensor]
+
+    @classmethod
+    def of(
+        cls, parts: Sequence[_Part], factors: Tensor, bias: Tensor, *, is_aligned: bool
+    ) -> _Mixture:
+        if is_aligned:
+            return cls(parts, factors.T[:, :, None].unbind(), bias, torch.mul)
+        widths = [part.logits.shape[1] for part in parts]
+        return cls(parts, torch.split(factors, widths, 1), bias, torch.matmul)
+
+    def weight(self) -> Tensor:
+        """One matrix for the inputs of all products side by side."""
+        blended = [
+            self.blend(mix, part.weight.T) for mix, part in zip(self.mixes, self.parts, strict=True)
+        ]
+        return torch.cat(blended, 1)
+
+    def gives(self, output: Tensor, link: Link, eps: float) -> bool:
+        """Whether the link of the blend is the output, but for rounding."""
+        expected = self.bias.expand_as(output)
+        size = self.bias.abs().expand_as(output)
+        for mix, part in zip(self.mixes, self.parts, strict=True):
+            expected = expected + self.blend(mix, part.logits.T).T
+            size = size + self.blend(mix.abs(), part.sizes.T).T
+
+        allowed = _ROUNDING * eps * size
+        linked = link.apply(expected)
+        if link.name == "softmax":
+            tolerance = allowed.amax(1, keepdim=True) * output + 8 * eps
+        else:
+            above = (link.apply(expected + allowed) - linked).abs()
+            below = (link.apply(expected - allowed) - linked).abs()
+            tolerance = torch.maximum(above, below)
+        tolerance = tolerance + _ROUNDING * eps * output.abs()
+        return bool(((linked - output).abs() <= tolerance).all())
 
 
 def _least_squares(columns: Tensor, target: Tensor) -> Tensor | None:
@@ -232,21 +300,21 @@ def _least_squares(columns: Tensor, target: Tensor) -> Tensor | None:
     target = target[known]
     if len(target) < 2 * columns.shape[1] + 2 or bool((target == target[0]).all()):
         return None
+
     scale = columns.norm(dim=0).clamp_min(1e-300)
-    solved: Tensor = (
-        torch.linalg.lstsq(columns / scale, target[:, None], driver="gelsd").solution[:, 0] / scale
-    )
-    return solved
+    solved = torch.linalg.lstsq(columns / scale, target[:, None], driver="gelsd")
+    coefficients: Tensor = solved.solution[:, 0] / scale
+    return coefficients
 
 
 def _is_simplex(output: Tensor) -> bool:
-    return (
-        output.shape[1] > 1
-        and bool((output >= 0).all())
-        and bool(((output.sum(1) - 1).abs() < 1e-4).all())
-    )
+    """Whether every row is a distribution over several classes."""
+    if output.shape[1] < 2 or not bool((output >= 0).all()):
+        return False
+    return bool(((output.sum(1) - 1).abs() < 1e-4).all())
 
 
 def _centred_logs(output: Tensor) -> Tensor:
+    """Logits of probabilities, those of every row with mean zero."""
     logs = output.clamp_min(1e-12).log()
     return logs - logs.mean(1, keepdim=True)

@@ -115,10 +115,10 @@ def _spread(output: Tensor) -> Tensor:
     return (high - low).clamp_min(0.0).max()
 
 
-def _worst(expected: Outputs, found: Outputs, tolerance: Mapping[str, float]) -> float | None:
+def _worst(expected: Outputs, repeated: Outputs, tolerance: Mapping[str, float]) -> float | None:
     """The largest difference where one is beyond tolerance; infinite where outputs are missing or no numbers."""
     for path, output in expected.items():
-        other = found.get(path)
+        other = repeated.get(path)
         if other is None or other.shape != output.shape:
             return torch.inf
         same = (output == other) | (output.isnan() & other.isnan())

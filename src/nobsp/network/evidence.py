@@ -27,9 +27,8 @@ class EvidenceBatch:
 
     activations: Tensor  # shape (rows, width)
     logits: Tensor  # shape (rows, outputs)
-    evidence: Tensor | None = (
-        None  # shape (rows, outputs or 1, terms); None where it is a multiple of the activations
-    )
+    # shape (rows, outputs or 1, terms); None where it is a multiple of the activations
+    evidence: Tensor | None = None
     thumbnails: Tensor | None = None  # of images, shape (rows, 32, 32), bytes; None for other rows
 
 
@@ -42,19 +41,16 @@ class EvidenceSource:
     about: str  # what is explained, in words: equal for the same terms, or the same map
     hash_model: Callable[[], str]  # works out what is equal for the same model only
     signature: Tensor  # numbers that are near each other only for calibrations that say the same; files round a little
-    read: Callable[
-        ..., Iterator[EvidenceBatch]
-    ]  # `read(X, wanted=, progress=)`, with evidence as far as it is wanted
-    head: tuple[Tensor, Tensor] | None = (
-        None  # weight and bias, float64; None where layers stand between
-    )
+    # `read(X, wanted=, progress=)`, with evidence as far as it is wanted
+    read: Callable[..., Iterator[EvidenceBatch]]
+    # weight and bias, float64; None where layers stand between
+    head: tuple[Tensor, Tensor] | None = None
     # β of contributions that are multiples of the activations, g_k = β_k (z_k − z̄_k), shape (width, outputs), float64;
     # None where contributions are worked out row by row
     coefficients: Tensor | None = None
     mean: Tensor | None = None  # z̄, shape (width,); None for the mean of whatever rows are read
-    classes: NDArray[Any] | None = (
-        None  # labels of the classes as the model itself knows them, if it does
-    )
+    # labels of the classes as the model itself knows them, if it does
+    classes: NDArray[Any] | None = None
 
     @property
     def outputs(self) -> int:

@@ -108,15 +108,21 @@ def explain_failure(
             f"model is {str(dtype).removeprefix('torch.')} and {device.type} cannot run it in that precision "
             f"({said}); pass copy.deepcopy(model).float(), or move the model to a device that can."
         ) from failure
+
     if "shapes cannot be multiplied" in said and x.ndim == 2:
         rows = f"rows with {x.shape[1]} columns ({said})"
         raise ValueError(
             f"the model cannot take {rows}; pass the columns it was trained on."
         ) from failure
+
     if isinstance(failure, IndexError) and "out of range" in said:
-        reach = [f"column {column} goes up to {float(x[:, column].max()):g}" for column in embedded]
-        found = f"an embedding{': ' if reach else ''}{', '.join(reach)}; use the codes the model was trained on"
-        raise ValueError(f"the rows hold a code outside the range of {found}.") from failure
+        largest = [
+            f"column {column} goes up to {float(x[:, column].max()):g}" for column in embedded
+        ]
+        details = f": {', '.join(largest)}" if largest else ""
+        raise ValueError(
+            f"the rows hold a code outside the range of an embedding{details}; use the codes the model was trained on."
+        ) from failure
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +134,8 @@ class Place:
     call: int  # which of its calls in a forward pass; -1 for the last
     side: Side  # whether it is what the module returns or what it is given
     calls: int = 1  # how many calls it gets in a forward pass
-    overwritten: bool = (
-        False  # whether the model changes the tensor later, so that it has to be copied at once
-    )
+    # whether the model changes the tensor later, so that it has to be copied at once
+    overwritten: bool = False
 
 
 See = Callable[[str, nn.Module, Any], Any]
@@ -181,18 +186,18 @@ def _show_output(here: local, see: See, name: str, part: nn.Module, _: Any, resu
 
 
 @contextmanager
-def catching(visit: Visit, place: Place) -> Iterator[Callable[..., tuple[Any, Tensor]]]:
+def catching(visit: Visit, position: Place) -> Iterator[Callable[..., tuple[Any, Tensor]]]:
     """Hands out `catch(work, value=None)`: what `work` returns, and the tensor that passes; a value replaces it."""
-    chosen = place.call if place.call >= 0 else place.calls - 1
+    chosen = position.call if position.call >= 0 else position.calls - 1
 
     def see(_: str, __: nn.Module, passing: Any) -> Tensor | None:
         if isinstance(passing, Tensor):
             passing = passing if torch.is_grad_enabled() else passing.detach()
-            passing = passing.clone() if place.overwritten else passing
+            passing = passing.clone() if position.overwritten else passing
         here.caught.append(passing)
         return here.value if len(here.caught) - 1 == chosen else None
 
-    with hooked(visit, {place.name: place.module}, place.side, see) as here:
+    with hooked(visit, {position.name: position.module}, position.side, see) as here:
 
         def catch(work: Callable[[], Any], value: Tensor | None = None) -> tuple[Any, Tensor]:
             here.on = True
@@ -206,12 +211,12 @@ def catching(visit: Visit, place: Place) -> Iterator[Callable[..., tuple[Any, Te
                 here.caught = []
                 here.value = None
 
-            if len(caught) <= max(place.call, 0):
+            if len(caught) <= max(position.call, 0):
                 raise RuntimeError(
-                    f"{place.name!r} was called {len(caught)} times for this batch, fewer than on the probe; pass a "
+                    f"{position.name!r} was called {len(caught)} times for this batch, fewer than on the probe; pass a "
                     "model whose forward pass does not depend on the data, and call this inside its with block."
                 )
-            return result, caught[place.call]
+            return result, caught[position.call]
 
         yield catch
 
@@ -222,30 +227,30 @@ def plain(name: str) -> str:
 
 
 def find_part(
-    module: nn.Module, given: str | nn.Module, *, argument: str, offer: Iterable[str] = ()
+    module: nn.Module, layer: str | nn.Module, *, argument: str, offer: Iterable[str] = ()
 ) -> tuple[str, nn.Module]:
     """A module of the model that the caller named or passed, with its name; an error offers the likely ones."""
     parts = {plain(name): part for name, part in module.named_modules(remove_duplicate=False)}
-    if isinstance(given, nn.Module):
-        wanted = unwrap(given)
-        name = next((name for name, part in parts.items() if unwrap(part) is wanted), None)
+    if isinstance(layer, nn.Module):
+        original = unwrap(layer)
+        name = next((name for name, part in parts.items() if unwrap(part) is original), None)
         if name is None:
             raise ValueError(
-                f"{argument} is a {type(wanted).__name__} that is not part of the model."
+                f"{argument} is a {type(original).__name__} that is not part of the model."
             )
         return name, parts[name]
 
-    if not isinstance(given, str):
+    if not isinstance(layer, str):
         raise TypeError(
-            f"{argument} must be a layer's name or the layer itself, found {type(given).__name__}."
+            f"{argument} must be a layer's name or the layer itself, found {type(layer).__name__}."
         )
 
-    name = plain(given)
+    name = plain(layer)
     # As a DataParallel wrapper gives it, `module.fc` means `fc`.
     name = name if name in parts else name.removeprefix("module.")
     if name not in parts:
         known = dict.fromkeys([*offer, *filter(None, parts)])
-        raise ValueError(f"{argument}={given!r} is not in the model; {suggest(name, known)}")
+        raise ValueError(f"{argument}={layer!r} is not in the model; {suggest(name, known)}")
 
     return name, parts[name]
 

@@ -42,12 +42,11 @@ class Features:
         """Position of a feature, or an error with the close matches that names the argument it came from."""
         if isinstance(name, str) and name in self.names:
             return self.names.index(name)
-        found = (
-            f"{argument} names {name!r}, but there is no such feature"
-            if argument
-            else f"no feature {name!r}"
-        )
-        raise ValueError(f"{found}; {suggest(name, self.names)}")
+
+        complaint = f"no feature {name!r}"
+        if argument:
+            complaint = f"{argument} names {name!r}, but there is no such feature"
+        raise ValueError(f"{complaint}; {suggest(name, self.names)}")
 
     def columns_of(self, subset: Subset) -> list[int]:
         """All columns of some features."""
@@ -70,69 +69,85 @@ def resolve_features(
             f"{argument} must be a list of names or a dictionary, found {what}{features!r}."
         )
 
-    if not isinstance(features, Mapping):
-        listed = list(features)
-        if len(listed) != columns:
-            hint = (
-                "pass one name per column, or a dictionary of names and their columns to group them"
-            )
-            raise ValueError(
-                f"{argument} has {len(listed)} names but the data has {columns} columns; {hint}."
-            )
-        pairs: Iterable[tuple[Any, Any]] = zip(listed, range(columns), strict=True)
-    else:
-        pairs = features.items()
-
     groups: dict[str, tuple[int, ...]] = {}
-    for key, given in pairs:
+    for key, members in _named_members(features, columns=columns, argument=argument):
         if str(key) in groups:
             raise ValueError(f"{argument} has the name {str(key)!r} twice; names must differ.")
-        groups[str(key)] = _columns(key, given, columns, names, argument)
+        groups[str(key)] = _columns(key, members, columns, names, argument)
 
-    called = (
-        [str(column) for column in range(columns)]
-        if names is None
-        else [repr(name) for name in names]
-    )
+    _require_partition(groups, columns=columns, names=names, argument=argument)
+    return Features(tuple(groups), tuple(groups.values()))
+
+
+def _named_members(
+    features: Iterable[Any], *, columns: int, argument: str
+) -> Iterable[tuple[Any, Any]]:
+    """Every feature's name with what the caller says its columns are."""
+    if isinstance(features, Mapping):
+        return features.items()
+    names = list(features)
+    if len(names) != columns:
+        raise ValueError(
+            f"{argument} has {len(names)} names but the data has {columns} columns; pass one name per column, or a "
+            "dictionary of names and their columns to group them."
+        )
+    return zip(names, range(columns), strict=True)
+
+
+def _require_partition(
+    groups: Mapping[str, Sequence[int]], *, columns: int, names: Sequence[str] | None, argument: str
+) -> None:
+    """An error where a column belongs to two features, or to none."""
+    labels = [repr(name) for name in names or ()] or [str(column) for column in range(columns)]
     owner: dict[int, str] = {}
     for name, group in groups.items():
         for column in group:
             if column in owner:
-                both = f"both {owner[column]!r} and {name!r}; a column belongs to one feature"
-                raise ValueError(f"{argument} puts column {called[column]} into {both}.")
+                raise ValueError(
+                    f"{argument} puts column {labels[column]} into both {owner[column]!r} and {name!r}; a column "
+                    "belongs to one feature."
+                )
             owner[column] = name
 
-    left = [called[column] for column in range(columns) if column not in owner]
-    if left:
-        more = " and others" if len(left) > 5 else ""
+    left_out = [labels[column] for column in range(columns) if column not in owner]
+    if left_out:
+        more = " and others" if len(left_out) > 5 else ""
         raise ValueError(
-            f"{argument} leaves out column {', '.join(left[:5])}{more}; every column must belong to one."
+            f"{argument} leaves out column {', '.join(left_out[:5])}{more}; every column must belong to one."
         )
-
-    return Features(tuple(groups), tuple(groups.values()))
 
 
 def resolve_baseline(
     baseline: Any, *, features: Features, columns: int, summary: Summary, categories: frozenset[int]
 ) -> Tensor:
     """The input that stands for "no feature is active", one float64 value per column."""
-    if isinstance(baseline, str | Mapping):
-        result = summary.mean.clone()
-        given: Mapping[str, Any] = baseline if isinstance(baseline, Mapping) else {}
-        for name in given:
-            features.index(name, argument="baseline")
-        for position, name in enumerate(features.names):
-            kind = given.get(name, "mean") if isinstance(baseline, Mapping) else baseline
-            group = list(features.columns[position])
-            result[group] = _feature_baseline(
-                kind, position, group, summary, position in categories, name
+    if not isinstance(baseline, str | Mapping):
+        vector = _numbers("baseline", baseline)
+        if vector.numel() != columns:
+            raise ValueError(
+                f"baseline has {vector.numel()} values but the data has {columns} columns; pass one value per column "
+                'or "mean".'
             )
-        return result
-    vector = _numbers("baseline", baseline)
-    if vector.numel() != columns:
-        found = f"baseline has {vector.numel()} values but the data has {columns} columns"
-        raise ValueError(f'{found}; pass one value per column or "mean".')
-    return vector
+        return vector
+
+    by_name: Mapping[str, Any] = dict.fromkeys(features.names, baseline)
+    if isinstance(baseline, Mapping):
+        by_name = baseline
+        for name in by_name:
+            features.index(name, argument="baseline")
+
+    result = summary.mean.clone()
+    for position, name in enumerate(features.names):
+        group = list(features.columns[position])
+        result[group] = _feature_baseline(
+            by_name.get(name, "mean"),
+            position,
+            group,
+            summary,
+            category=position in categories,
+            name=name,
+        )
+    return result
 
 
 def needs_data(baseline: Any, features: Features | None) -> bool:
@@ -160,15 +175,14 @@ def reference(rows: Tensor, baseline: Tensor, columns: Sequence[int]) -> Tensor:
 
 
 def _feature_baseline(
-    kind: Any, position: int, group: list[int], summary: Summary, category: bool, name: str
+    kind: Any, position: int, group: list[int], summary: Summary, *, category: bool, name: str
 ) -> Tensor:
+    """The baseline of one feature's columns."""
     if not isinstance(kind, str):
         vector = _numbers(f"baseline for {name!r}", kind)
         if vector.numel() not in (1, len(group)):
-            found = vector.numel()
-            columns = len(group)
             raise ValueError(
-                f"baseline for {name!r} has {found} values but the feature has {columns} columns."
+                f"baseline for {name!r} has {vector.numel()} values but the feature has {len(group)} columns."
             )
         return vector.expand(len(group))
 
@@ -191,54 +205,52 @@ def _feature_baseline(
     return summary.mean[group] if kind == "mean" else summary.sample[:, group].quantile(0.5, dim=0)
 
 
-def _numbers(argument: str, given: Any) -> Tensor:
+def _numbers(argument: str, numbers: Any) -> Tensor:
+    """What the caller wrote as numbers, in one row."""
     try:
         # A copy: a column of a frame may be read-only, which torch warns about.
-        values = given.detach().cpu().numpy() if isinstance(given, Tensor) else given
+        values = numbers.detach().cpu().numpy() if isinstance(numbers, Tensor) else numbers
         vector = torch.from_numpy(np.asarray(values, dtype=np.float64).copy()).flatten()
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{argument} must be numbers, found {type(given).__name__}.") from error
+        raise TypeError(f"{argument} must be numbers, found {type(numbers).__name__}.") from error
+
     if not bool(torch.isfinite(vector).all()):
         raise ValueError(f"{argument} has values that are not finite.")
     return vector
 
 
 def _columns(
-    name: Any, given: Any, columns: int, names: Sequence[str] | None, argument: str
+    name: Any, members: Any, columns: int, names: Sequence[str] | None, argument: str
 ) -> tuple[int, ...]:
-    """Columns of one feature, given by position or name."""
+    """Columns of one feature, which may be said by position or name."""
     where = f"{argument}[{name!r}]"
-    if not isinstance(given, str | int | np.integer | Iterable):
-        raise TypeError(f"{where} must be a column or a list of columns, found {given!r}.")
+    if not isinstance(members, str | int | np.integer | Iterable):
+        raise TypeError(f"{where} must be a column or a list of columns, found {members!r}.")
 
-    members = [given] if isinstance(given, str | int | np.integer) else list(given)
-    if not members:
+    listed = [members] if isinstance(members, str | int | np.integer) else list(members)
+    if not listed:
         raise ValueError(f"{where} has no columns.")
+    return tuple(_column(member, columns, names, where) for member in listed)
 
-    found = []
-    for member in members:
-        if isinstance(member, str):
-            if names is None:
-                raise ValueError(
-                    f"{where} names column {member!r}, but the data has no column names."
-                )
 
-            if member not in names:
-                raise ValueError(
-                    f"{where} names column {member!r}, which is not in the data; {suggest(member, names)}"
-                )
-
-            found.append(list(names).index(member))
-        elif isinstance(member, bool) or not isinstance(member, int | np.integer):
-            raise TypeError(f"{where} must list columns by position or name, found {member!r}.")
-        elif not 0 <= member < columns:
+def _column(member: Any, columns: int, names: Sequence[str] | None, where: str) -> int:
+    """Position of one column."""
+    if isinstance(member, str):
+        if names is None:
+            raise ValueError(f"{where} names column {member!r}, but the data has no column names.")
+        if member not in names:
             raise ValueError(
-                f"{where} names column {member}, but the data has columns 0 to {columns - 1}."
+                f"{where} names column {member!r}, which is not in the data; {suggest(member, names)}"
             )
-        else:
-            found.append(int(member))
+        return list(names).index(member)
 
-    return tuple(found)
+    if isinstance(member, bool) or not isinstance(member, int | np.integer):
+        raise TypeError(f"{where} must list columns by position or name, found {member!r}.")
+    if not 0 <= member < columns:
+        raise ValueError(
+            f"{where} names column {member}, but the data has columns 0 to {columns - 1}."
+        )
+    return int(member)
 
 
 def _nothing() -> Tensor:
@@ -254,12 +266,10 @@ class Summary:
     mean: Tensor = field(default_factory=_nothing)  # mean of each column
     minimum: Tensor = field(default_factory=_nothing)  # smallest value of each column
     maximum: Tensor = field(default_factory=_nothing)  # largest value of each column
-    two_valued: Tensor = field(
-        default_factory=lambda: _nothing().bool()
-    )  # which columns have at most two values
-    tallies: list[LevelCounts] = field(
-        default_factory=list
-    )  # per feature, how often each of its values occurred
+    # which columns have at most two values
+    two_valued: Tensor = field(default_factory=lambda: _nothing().bool())
+    # per feature, how often each of its values occurred
+    tallies: list[LevelCounts] = field(default_factory=list)
     pieces: list[Tensor] = field(default_factory=list)  # the rows of `sample`, as they came
 
     def __post_init__(self) -> None:
@@ -286,13 +296,17 @@ class Summary:
 
     def update(self, batch: Tensor) -> None:
         """Adds rows."""
-        low, high = (ends.to(torch.float64) for ends in torch.aminmax(batch, dim=0))
+        ends = torch.aminmax(batch, dim=0)
+        low = ends.min.to(torch.float64)
+        high = ends.max.to(torch.float64)
+
         # Most columns of numbers are known to have many values after the first batch, and need not be looked at again.
         asked = self.two_valued.clone() if self.rows else torch.ones(len(low), dtype=torch.bool)
         some = batch[:, asked].to(torch.float64)
         two_valued = asked.clone()
         two_valued[asked] = ((some == low[asked]) | (some == high[asked])).all(0)
         self._join(len(batch), batch.mean(0, dtype=torch.float64), low, high, two_valued)
+
         for tally, group in zip(self.tallies, self.groups, strict=True):
             if not tally.over:
                 tally.add(batch[:, list(group)].to(torch.float64))
@@ -315,19 +329,22 @@ class Summary:
     def merge(self, other: Summary) -> Summary:
         """Both tables together; where both samples are too many rows, each gives its table's share."""
         if not self.rows or not other.rows:
-            one = self if self.rows else other
-            pieces = [one.sample.clone()] if one.rows else []
-            return replace(one, tallies=[tally.copy() for tally in one.tallies], pieces=pieces)
+            filled = self if self.rows else other
+            pieces = [filled.sample.clone()] if filled.rows else []
+            tallies = [tally.copy() for tally in filled.tallies]
+            return replace(filled, tallies=tallies, pieces=pieces)
+
         tallies = [
             mine.merge(theirs) for mine, theirs in zip(self.tallies, other.tallies, strict=True)
         ]
         share = round(SAMPLE_ROWS * self.rows / (self.rows + other.rows))
         share = min(max(share, SAMPLE_ROWS - len(other.sample)), len(self.sample))
         sample = torch.cat([self.some_rows(share), other.some_rows(SAMPLE_ROWS - share)])
-        both = replace(self, tallies=tallies, pieces=[sample])
-        both._join(other.rows, other.mean, other.minimum, other.maximum, other.two_valued)
-        both.rows += other.rows
-        return both
+
+        merged = replace(self, tallies=tallies, pieces=[sample])
+        merged._join(other.rows, other.mean, other.minimum, other.maximum, other.two_valued)
+        merged.rows += other.rows
+        return merged
 
     def thin(self, total: int) -> Summary:
         """The same with its share of a sample of `total` rows; rounded down, so that all shares fit."""
@@ -345,6 +362,7 @@ class Summary:
         rest = rows[room:]
         if len(rest) == 0:
             return
+
         sample = self.sample
         # A generator of our own, so that the caller's random numbers stay where they were; made anew from the number
         # of rows, so that a summary needs nothing but itself to be resumed.
@@ -360,9 +378,9 @@ class Summary:
         """All rows, or a uniform sample of 16,384 where there are more, as float64."""
         if len(self.pieces) > 1:
             self.pieces = [torch.cat(self.pieces)]
-        return (
-            self.pieces[0] if self.pieces else torch.zeros(0, len(self.mean), dtype=torch.float64)
-        )
+        if not self.pieces:
+            return torch.zeros(0, len(self.mean), dtype=torch.float64)
+        return self.pieces[0]
 
     @property
     def levels(self) -> dict[int, Counted]:
@@ -378,13 +396,9 @@ class Summary:
     def levels_of(self, feature: int, columns: Sequence[int]) -> Counted | None:
         """Every level of a category, however many, and how often each occurred; None where they are not known."""
         tally = self.tallies[feature]
-        return (
-            tally.joint
-            if tally.joint is not None
-            else tally.codes.get(0)
-            if len(columns) == 1
-            else None
-        )
+        if tally.joint is not None:
+            return tally.joint
+        return tally.codes.get(0) if len(columns) == 1 else None
 
     def some_rows(self, count: int) -> Tensor:
         """At most `count` rows of the sample, evenly spaced: the table may be sorted."""
@@ -401,10 +415,9 @@ class LevelCounts:
     Columns of whole numbers with more, perhaps codes, are counted by themselves while they span no more than 100,000.
     """
 
-    joint: (
-        Counted | None
-    )  # distinct rows (levels, columns) and how often each occurred; None once they are too many
-    # by place in the feature, whole numbers (levels, 1) and how often each occurred; empty before that
+    # distinct rows (levels, columns) and how often each occurred; None once they are too many
+    joint: Counted | None
+    # by position in the feature, whole numbers (levels, 1) and how often each occurred; empty before that
     codes: dict[int, Counted] = field(default_factory=dict)
 
     @classmethod
@@ -431,8 +444,9 @@ class LevelCounts:
                 self._join(distinct(values))
                 return
             self._part()
-        for place in list(self.codes):
-            self._add_codes(place, values[:, place], None)
+
+        for column in list(self.codes):
+            self._add_codes(column, values[:, column], None)
 
     def merge(self, other: LevelCounts) -> LevelCounts:
         """What both have counted."""
@@ -441,25 +455,31 @@ class LevelCounts:
         if mine.joint is not None and theirs.joint is not None:
             mine._join(theirs.joint)
             return mine
+
         mine._part()
         theirs._part()
-        mine.codes = {place: code for place, code in mine.codes.items() if place in theirs.codes}
-        for place in list(mine.codes):
-            values, counts = theirs.codes[place]
-            mine._add_codes(place, values[:, 0], counts)
+        mine.codes = {column: code for column, code in mine.codes.items() if column in theirs.codes}
+        for column in list(mine.codes):
+            values, counts = theirs.codes[column]
+            mine._add_codes(column, values[:, 0], counts)
         return mine
 
-    def _join(self, found: Counted) -> None:
+    def _join(self, counted: Counted) -> None:
+        """Adds rows that were counted to the joint levels."""
         assert self.joint is not None
         levels, counts = self.joint
+        new_levels, new_counts = counted
         if not len(levels):
-            levels, counts = found
-        elif torch.equal(levels, found[0]):  # two of no columns too
-            counts = counts + found[1]
-        elif len(found[0]):
-            times = torch.cat([counts, found[1]])
-            levels, place = torch.unique(torch.cat([levels, found[0]]), dim=0, return_inverse=True)
-            counts = torch.zeros(len(levels), dtype=torch.int64).index_add_(0, place, times)
+            levels = new_levels
+            counts = new_counts
+        elif torch.equal(levels, new_levels):  # two of no columns too
+            counts = counts + new_counts
+        elif len(new_levels):
+            times = torch.cat([counts, new_counts])
+            stacked = torch.cat([levels, new_levels])
+            levels, position = torch.unique(stacked, dim=0, return_inverse=True)
+            counts = torch.zeros(len(levels), dtype=torch.int64).index_add_(0, position, times)
+
         self.joint = levels, counts
         if len(levels) > _limit(levels):
             self._part()
@@ -470,15 +490,16 @@ class LevelCounts:
             return
         levels, counts = self.joint
         self.joint = None
-        for place in range(levels.shape[1]):
-            self.codes[place] = levels[:0, :1], counts[:0]
-            self._add_codes(place, levels[:, place], counts)
+        for column in range(levels.shape[1]):
+            self.codes[column] = levels[:0, :1], counts[:0]
+            self._add_codes(column, levels[:, column], counts)
 
-    def _add_codes(self, place: int, values: Tensor, counts: Tensor | None) -> None:
+    def _add_codes(self, column: int, values: Tensor, counts: Tensor | None) -> None:
         """Counts whole numbers of a column; it is given up where there are fractions, or the span is too wide."""
         if len(values) == 0:
             return
-        held, times = self.codes.pop(place)
+
+        held, times = self.codes.pop(column)
         low = float(values.min())
         high = float(values.max())
         if len(held):
@@ -486,28 +507,33 @@ class LevelCounts:
             high = max(high, float(held[-1]))
         if not high - low < MOST_CODES or not torch.equal(values, values.round()):
             return
+
         weights = None if counts is None else counts.double()
-        total = torch.bincount(
-            (values - low).long(), weights=weights, minlength=int(high - low) + 1
-        ).long()
+        span = int(high - low) + 1
+        total = torch.bincount((values - low).long(), weights=weights, minlength=span).long()
         total[(held[:, 0] - low).long()] += times
+
         present = total.nonzero()[:, 0]
-        self.codes[place] = (present + low)[:, None].to(torch.float64), total[present]
+        levels = (present + low)[:, None].to(torch.float64)
+        self.codes[column] = levels, total[present]
 
 
 def distinct(values: Tensor) -> Counted:
     """Distinct rows in order and how often each occurs; a feature of no columns has one level, the empty one."""
     if values.shape[1] == 0:
         return values[:1], torch.tensor([len(values)])
+
     if values.shape[1] == 1:  # sorting numbers is many times faster than sorting rows
         levels, counts = torch.unique(values[:, 0], return_counts=True)
         return levels[:, None], counts
+
     if len(values) and bool(two_valued(values).all()):
         # Two values a column are one bit; bytes of bits sort as the rows do.
         bits = np.packbits((values == values.amax(0)).numpy(), axis=1)
         keys = np.ascontiguousarray(bits).view(np.dtype((np.void, bits.shape[1])))[:, 0]
         _, first, times = np.unique(keys, return_index=True, return_counts=True)
         return values[torch.from_numpy(first)], torch.from_numpy(times)
+
     levels, counts = torch.unique(values, dim=0, return_counts=True)
     return levels, counts
 

@@ -60,14 +60,12 @@ class Head:
     @classmethod
     def of(cls, layer: nn.Module, name: str) -> Head:
         """The head that a linear layer is."""
-        weight = (
-            torch.as_tensor(layer.weight).detach().to("cpu", torch.float64, copy=True).flatten(1)
-        )
-        bias = (
-            weight.new_zeros(len(weight))
-            if layer.bias is None
-            else torch.as_tensor(layer.bias).detach()
-        )
+        stored = torch.as_tensor(layer.weight).detach()
+        weight = stored.to("cpu", torch.float64, copy=True).flatten(1)
+        if layer.bias is None:
+            return cls(weight, weight.new_zeros(len(weight)), name)
+
+        bias = torch.as_tensor(layer.bias).detach()
         return cls(weight, bias.to("cpu", torch.float64, copy=True), name)
 
     def logits(self, z: Tensor) -> Tensor:
@@ -94,9 +92,8 @@ class Readout:
     module: nn.Module  # the model itself, without compile or parallel wrappers
     head: Head  # the last linear layer
     link: str  # what follows it: "identity", "softmax", "log_softmax", "sigmoid", "exp", "softplus" or "clamp"
-    embedded_columns: tuple[
-        int, ...
-    ]  # columns of the probe that reach `nn.Embedding` layers as integer codes
+    # columns of the probe that reach `nn.Embedding` layers as integer codes
+    embedded_columns: tuple[int, ...]
     device: torch.device  # where the model lives
     dtype: torch.dtype  # floating precision in which the model takes its input
     integer: bool  # whether the model takes integers
@@ -127,14 +124,25 @@ class Readout:
         """The same, of a model that is known to be a function of its row."""
         layers = _choose_layers(module, head)
         with _probing(module, probe) as (run, prepare, rows, (device, dtype, integer)):
-            given = prepare(rows)
-            outputs = outputs_of(run(given), len(rows))
-            overwrites = not torch.equal(given, prepare(rows))
-            found_head, link, place = _find_head(
-                run, prepare(rows), layers, outputs, dtype, given=head is not None
+            inputs = prepare(rows)
+            outputs = outputs_of(run(inputs), len(rows))
+            overwrites_x = not torch.equal(inputs, prepare(rows))
+            last_layer, link, position = _find_head(
+                run, prepare(rows), layers, outputs, dtype, named=head is not None
             )
             columns = _embedded_columns(module, run, rows, prepare)
-        return cls(module, found_head, link, columns, device, dtype, integer, place, overwrites)
+
+        return cls(
+            module=module,
+            head=last_layer,
+            link=link,
+            embedded_columns=columns,
+            device=device,
+            dtype=dtype,
+            integer=integer,
+            _place=position,
+            _overwrites_x=overwrites_x,
+        )
 
     @classmethod
     def find_any(
@@ -151,8 +159,8 @@ class Readout:
         module = checked(model)
         with _probing(module, probe) as (run, prepare, rows, (_, dtype, _)):
             composed, link = compose(module, run, prepare(rows), dtype)
-        found = cls._find(composed, probe, "head")
-        return replace(found, link=link, no_head=composed.places is None)
+        readout = cls._find(composed, probe, "head")
+        return replace(readout, link=link, no_head=composed.places is None)
 
     @property
     def width(self) -> int:
@@ -199,9 +207,9 @@ class Readout:
                 source = catch(work)[1]
                 positions = _positions(layer, source, rows)
                 if positions == 0 or (isinstance(layer, nn.Linear) and positions != 1):
-                    found = f"an input of shape {tuple(source.shape)} for {rows} rows"
                     raise ValueError(
-                        f"the head {self.head.name!r} received {found}; it must treat each by itself."
+                        f"the head {self.head.name!r} received an input of shape {tuple(source.shape)} for {rows} "
+                        "rows; it must treat each by itself."
                     )
                 return _rows_entering(layer, source, rows)
 
@@ -298,12 +306,10 @@ def fingerprint_of(module: nn.Module, head: str) -> str:
 def checked(model: nn.Module) -> nn.Module:
     """The module to run, without wrappers; an error where its layers cannot be observed."""
     if not isinstance(model, nn.Module):
-        hint = (
-            f"; {_OPEN}"
-            if isinstance(model, torch.export.ExportedProgram | str | os.PathLike)
-            else ""
-        )
+        can_be_opened = isinstance(model, torch.export.ExportedProgram | str | os.PathLike)
+        hint = f"; {_OPEN}" if can_be_opened else ""
         raise TypeError(f"model must be a torch.nn.Module, found {type(model).__name__}{hint}.")
+
     module = unwrap(model)
     if isinstance(module, torch.jit.ScriptModule):
         hint = f"pass the original, or export it with torch.export and {_OPEN}"
@@ -362,12 +368,11 @@ def _linear_layers(module: nn.Module) -> dict[str, nn.Module]:
     """Linear layers and 1x1 convolutions, whose output is W z + b at every position, compiled ones by plain names."""
 
     def is_linear(part: nn.Module) -> bool:
-        pointwise = (
-            isinstance(part, _CONVOLUTIONS)
-            and all(size == 1 for size in part.kernel_size)
-            and part.groups == 1
-        )
-        return pointwise or isinstance(part, nn.Linear)
+        if isinstance(part, nn.Linear):
+            return True
+        if not isinstance(part, _CONVOLUTIONS):
+            return False
+        return part.groups == 1 and all(size == 1 for size in part.kernel_size)
 
     return {plain(name): part for name, part in module.named_modules() if is_linear(part)}
 
@@ -407,75 +412,128 @@ def _find_head(
     outputs: dict[str, Tensor],
     dtype: torch.dtype,
     *,
-    given: bool,
+    named: bool,
 ) -> tuple[Head, str, Place]:
-    """The layer whose W z + b is in the outputs of a run before, the link, and where its input passes."""
-    rows = len(x)
-    sizes = {output.shape[1] for output in outputs.values()}
-    best: dict[
-        str, tuple[int, int]
-    ] = {}  # per output the simplest link, then the last call as a negative number
-    matches: list[
-        tuple[Head, nn.Module, int, Tensor, Tensor]
-    ] = []  # head, layer, which of its calls, z, its source
-    counts: Counter[str] = Counter()
-    near: list[tuple[float, str]] = []  # by how much the outputs of other layers differ
-    apart: list[tuple[str, int]] = []  # layers at several positions of every row
+    """The layer whose W z + b is in the outputs of a run before, the link, and where its input passes.
 
-    def see(name: str, layer: nn.Module, source: Tensor) -> None:
+    `named` tells whether the caller named a head, or a container of heads.
+    """
+    search = _HeadSearch(len(x), x.device, outputs, dtype)
+    with hooked(run, layers, "input", search.see) as here:
+        here.on = True
+        run(x)
+    if not search.best:
+        refuse_non_finite(outputs)
+        raise search.why_none(silent=[name for name in layers if name not in search.calls])
+
+    _require_one_head(search.winners(), list(layers), named=named)
+    rank, order = min(search.best.values())
+    match = search.matches[-order]
+    return match.head, list(LINKS)[rank], search.place_of(match, layers[match.head.name])
+
+
+@dataclass(frozen=True, eq=False)
+class _Match:
+    """A call of a layer that gave an output."""
+
+    head: Head
+    layer: nn.Module
+    call: int  # which of the layer's calls
+    entering: Tensor  # a copy of what entered it, (rows, width)
+    source: Tensor  # the tensor itself, which the model may overwrite
+
+
+class _HeadSearch:
+    """Compares what every linear layer gives with the outputs, while the model runs."""
+
+    def __init__(
+        self, rows: int, device: torch.device, outputs: dict[str, Tensor], dtype: torch.dtype
+    ) -> None:
+        self._rows = rows
+        self._device = device
+        self._outputs = outputs
+        self._dtype = dtype
+        self._sizes = {output.shape[1] for output in outputs.values()}
+        # Per output the simplest link, then the last call as a negative number.
+        self.best: dict[str, tuple[int, int]] = {}
+        self.matches: list[_Match] = []
+        self.calls: Counter[str] = Counter()
+        self._near: list[tuple[float, str]] = []  # by how much the outputs of other layers differ
+        self._apart: list[tuple[str, int]] = []  # layers at several positions of every row
+
+    def see(self, name: str, layer: nn.Module, source: Tensor) -> None:
+        """Looks at one call of a layer, before it runs."""
         source = source.detach()
         width = len(torch.as_tensor(layer.weight))
-        positions = _positions(layer, source, rows)
-        counts[name] += 1
-        if width not in sizes or not (
-            positions == 1 or (positions and isinstance(layer, _CONVOLUTIONS))
-        ):
-            if positions > 1 and {width, width * positions} & sizes:
-                apart.append((name, positions))
+        positions = _positions(layer, source, self._rows)
+        self.calls[name] += 1
+
+        sees_rows = positions == 1 or (positions > 1 and isinstance(layer, _CONVOLUTIONS))
+        if width not in self._sizes or not sees_rows:
+            if positions > 1 and {width, width * positions} & self._sizes:
+                self._apart.append((name, positions))
             return
 
         head = Head.of(layer, name)
-        entering = _rows_entering(layer, source, rows).clone()
-        z = entering.to("cpu", torch.float64)
-        order = -len(matches)
+        entering = _rows_entering(layer, source, self._rows).clone()
+        order = -len(self.matches)
+        self._compare(head, entering.to("cpu", torch.float64), order)
+        if any(number == order for _, number in self.best.values()):
+            self.matches.append(_Match(head, layer, self.calls[name] - 1, entering, source))
+
+    def _compare(self, head: Head, z: Tensor, order: int) -> None:
+        """Notes which outputs a head gives, and through which link."""
         logits = head.logits(z)
-        allowed = _allowance(z, head, dtype, x.device)
-        for path in (path for path, output in outputs.items() if output.shape == logits.shape):
-            near.append((float((logits - outputs[path]).abs().max()), name))
+        allowed = _allowance(z, head, self._dtype, self._device)
+        for path, output in self._outputs.items():
+            if output.shape != logits.shape:
+                continue
+            self._near.append((float((logits - output).abs().max()), head.name))
             for rank, link in enumerate(LINKS):
-                if width == 1 and "softmax" in link:
+                if logits.shape[1] == 1 and "softmax" in link:
                     continue  # the softmax of a single logit is always one
-                if _agrees(logits, outputs[path], allowed, link, dtype):
-                    best[path] = min(best.get(path, (rank, order)), (rank, order))
+                if _agrees(logits, output, allowed, link, self._dtype):
+                    self.best[path] = min(self.best.get(path, (rank, order)), (rank, order))
                     break
 
-        if any(number == order for _, number in best.values()):
-            matches.append((head, layer, counts[name] - 1, entering, source))
+    def winners(self) -> list[_Match]:
+        """For every output that a head gives, the call that does."""
+        return [self.matches[-order] for _, order in self.best.values()]
 
-    with hooked(run, layers, "input", see) as here:
-        here.on = True
-        run(x)
-    if not best:
-        refuse_non_finite(outputs)
-        raise _why_none(outputs, near, apart, [name for name in layers if name not in counts])
-    found = [matches[-order] for _, order in best.values()]
-    names = [name for name in layers if any(head.name == name for head, *_ in found)]
+    def place_of(self, match: _Match, layer: nn.Module) -> Place:
+        """Where the input of a match passes in the caller's own layer; the last call whatever its number."""
+        name = match.head.name
+        is_last = match.call == self.calls[name] - 1
+        still_there = torch.equal(
+            match.entering, _rows_entering(match.layer, match.source, self._rows)
+        )
+        return Place(
+            name,
+            layer,
+            -1 if is_last else match.call,
+            "input",
+            overwritten=not still_there,
+        )
+
+    def why_none(self, silent: list[str]) -> NoHeadError:
+        """An error with what is known of the layers that came closest."""
+        return _why_none(self._outputs, self._near, self._apart, silent)
+
+
+def _require_one_head(winners: list[_Match], layers: list[str], *, named: bool) -> None:
+    """An error where outputs come from several heads, or from several calls of one."""
+    heads = {match.head.name for match in winners}
+    names = [name for name in layers if name in heads]
     if len(names) > 1:
-        asked = "head names a container with" if given else "the model's output holds"
+        subject = "head names a container with" if named else "the model's output holds"
         raise ValueError(
-            f"{asked} {len(names)} heads: {join_names(names)}; choose one, e.g. head={names[0]!r}."
+            f"{subject} {len(names)} heads: {join_names(names)}; choose one, e.g. head={names[0]!r}."
         )
-    if len({index for _, _, index, _, _ in found}) > 1:
-        several = f"the head {names[0]!r} is called several times and more than one of its results is returned"
+    if len({match.call for match in winners}) > 1:
         raise ValueError(
-            f"{several}; wrap the model so that it returns only the result to explain."
+            f"the head {names[0]!r} is called several times and more than one of its results is returned; wrap the "
+            "model so that it returns only the result to explain."
         )
-    rank, order = min(best.values())
-    head, layer, index, z, source = matches[-order]
-    overwritten = not torch.equal(z, _rows_entering(layer, source, rows))
-    call = -1 if index == counts[head.name] - 1 else index
-    place = Place(head.name, layers[head.name], call, "input", overwritten=overwritten)
-    return head, list(LINKS)[rank], place
 
 
 def _positions(layer: nn.Module, source: Tensor, rows: int) -> int:
@@ -488,11 +546,9 @@ def _positions(layer: nn.Module, source: Tensor, rows: int) -> int:
 
 def _rows_entering(layer: nn.Module, source: Tensor, rows: int) -> Tensor:
     """The layer's input as (rows, width), a convolution's averaged over positions: mean(W z + b) = W mean(z) + b."""
-    return (
-        source.flatten(2).mean(dim=2)
-        if isinstance(layer, _CONVOLUTIONS)
-        else source.reshape(rows, -1)
-    )
+    if isinstance(layer, _CONVOLUTIONS):
+        return source.flatten(2).mean(dim=2)
+    return source.reshape(rows, -1)
 
 
 def _why_none(
@@ -536,25 +592,25 @@ def tensors_in(result: Any, path: str = "") -> dict[str, Tensor]:
         parts = {
             f".{field.name}": getattr(result, field.name) for field in dataclasses.fields(result)
         }
-    return {
-        where: found
-        for step, part in parts.items()
-        for where, found in tensors_in(part, path + step).items()
-    }
+
+    tensors: dict[str, Tensor] = {}
+    for step, part in parts.items():
+        tensors |= tensors_in(part, path + step)
+    return tensors
 
 
 def outputs_of(result: Any, rows: int) -> dict[str, Tensor]:
     """Outputs by path as (rows, outputs) in float64 on the CPU, reshapes undone; an error where there is none."""
-    found = {}
+    outputs = {}
     for path, output in tensors_in(result).items():
         per_row = output.ndim > 0 and output.shape[0] == rows
         if (per_row or rows == 1) and output.numel() and not output.is_complex():
-            found[path] = output.detach().to("cpu", torch.float64).reshape(rows, -1)
-    if not found:
+            outputs[path] = output.detach().to("cpu", torch.float64).reshape(rows, -1)
+    if not outputs:
         raise ValueError(
             f"model returned no tensor with one entry for each of the {rows} rows of the probe."
         )
-    return found
+    return outputs
 
 
 def refuse_non_finite(outputs: Mapping[str, Tensor]) -> None:
@@ -562,10 +618,10 @@ def refuse_non_finite(outputs: Mapping[str, Tensor]) -> None:
     for path, output in outputs.items():
         bad = (~output.isfinite()).nonzero()
         if len(bad):
-            row, column = (int(place) for place in bad[0])
-            found = f"{float(output[row, column])} in row {row} of the probe (output {column}); check the input's scale"
+            row, column = bad[0].tolist()
             raise ValueError(
-                f"the model's output{path} is {found}: only finite outputs can be explained."
+                f"the model's output{path} is {float(output[row, column])} in row {row} of the probe (output {column});"
+                " check the input's scale: only finite outputs can be explained."
             )
 
 
@@ -577,9 +633,12 @@ def _allowance(z: Tensor, head: Head, dtype: torch.dtype, device: torch.device) 
     tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
     if dtype == torch.float32 and (tf32 or torch.get_float32_matmul_precision() != "highest"):
         summed = 2.0**-8
+
     bias = head.bias.abs()
     size = z.abs() @ head.weight.abs().T
-    return 4 * stored * ((z @ head.weight.T).abs() + bias) + 16 * summed * (size + bias) + 1e-300
+    of_results = 4 * stored * ((z @ head.weight.T).abs() + bias)
+    of_sums = 16 * summed * (size + bias)
+    return of_results + of_sums + 1e-300
 
 
 def _agrees(logits: Tensor, output: Tensor, allowed: Tensor, link: str, dtype: torch.dtype) -> bool:
@@ -589,6 +648,7 @@ def _agrees(logits: Tensor, output: Tensor, allowed: Tensor, link: str, dtype: t
     tolerance = allowed
     worst = allowed.amax(dim=-1, keepdim=True)
     largest = logits.abs().amax(dim=-1, keepdim=True)
+
     if link == "log_softmax":
         tolerance = 2 * worst + coarse * (expected.abs() + largest)
     elif link == "softmax":
@@ -605,45 +665,76 @@ def _embedded_columns(
     prepare: Callable[[Tensor], Tensor],
 ) -> tuple[int, ...]:
     """Columns of `probe` whose integer part, up to a constant shift, is looked up in an embedding."""
-    layers = {
-        n: part
-        for n, part in module.named_modules()
+    layers: dict[str, nn.Module] = {
+        name: part
+        for name, part in module.named_modules()
         if isinstance(part, nn.Embedding | nn.EmbeddingBag)
     }
     if not layers or probe.ndim != 2:
         return ()
 
-    def lookups_of(rows: Tensor) -> list[tuple[Tensor, int]]:
-        """Index vectors looked up during a forward pass, one value per row, each with its number of levels."""
-        lookups: list[tuple[Tensor, int]] = []
-
-        def see(_: str, layer: nn.Module, indices: Tensor) -> None:
-            if indices.ndim and indices.shape[0] == len(rows):
-                levels = len(torch.as_tensor(layer.weight))
-                each = indices.detach().to("cpu", torch.int64).reshape(len(rows), -1).T
-                lookups.extend((position.clone(), levels) for position in each)
-
-        with hooked(run, layers, "input", see) as here:
-            here.on = True
-            run(prepare(rows))
-        return lookups
-
     codes = probe.detach().to("cpu", torch.float64).trunc()
-    before = lookups_of(probe)
-    found = set()
-    for number, (looked_up, levels) in enumerate(before):
-        shift = looked_up[:, None].to(torch.float64) - codes
-        columns = (shift == shift[:1]).all(dim=0).nonzero().flatten().tolist()
-        if len(columns) == 1 and bool((looked_up != looked_up[0]).any()):
-            found.add(columns[0])
+    lookups = _lookups_of(probe, layers, run, prepare)
+    embedded: set[int] = set()
+    for number, lookup in enumerate(lookups):
+        candidates = lookup.like_columns(codes)
+        if len(candidates) == 1 and lookup.varies:
+            embedded |= candidates
         # Constant columns, or two with the same codes, may agree by chance: one is changed, and looked up again.
-        for column in set(columns) - found:
-            # Moved to the next valid code, so that no lookup leaves the embedding.
-            changed = probe.detach().clone()
-            changed[:, column] += ((looked_up + 1) % levels - looked_up).to(
-                changed.device, changed.dtype
+        for column in candidates - embedded:
+            changed = lookup.with_next_codes(probe, column)
+            after = _lookups_of(changed, layers, run, prepare)
+            is_the_same = len(after) == len(lookups) and torch.equal(
+                after[number].indices, lookup.indices
             )
-            after = lookups_of(changed)
-            if len(after) != len(before) or not torch.equal(after[number][0], looked_up):
-                found.add(column)
-    return tuple(sorted(found))
+            if not is_the_same:
+                embedded.add(column)
+    return tuple(sorted(embedded))
+
+
+@dataclass(frozen=True, eq=False)
+class _Lookup:
+    """What was looked up in an embedding at one position of every row."""
+
+    indices: Tensor  # (rows,)
+    levels: int  # of the embedding
+
+    @property
+    def varies(self) -> bool:
+        """Whether rows differ in it."""
+        return bool((self.indices != self.indices[0]).any())
+
+    def like_columns(self, codes: Tensor) -> set[int]:
+        """Columns that are the indices but for a constant."""
+        shift = self.indices[:, None].to(torch.float64) - codes
+        is_constant = (shift == shift[:1]).all(dim=0)
+        return set(is_constant.nonzero().flatten().tolist())
+
+    def with_next_codes(self, rows: Tensor, column: int) -> Tensor:
+        """Rows with a column moved to the next valid code, so that no lookup leaves the embedding."""
+        changed = rows.detach().clone()
+        step = (self.indices + 1) % self.levels - self.indices
+        changed[:, column] += step.to(changed.device, changed.dtype)
+        return changed
+
+
+def _lookups_of(
+    rows: Tensor,
+    layers: dict[str, nn.Module],
+    run: Visit,
+    prepare: Callable[[Tensor], Tensor],
+) -> list[_Lookup]:
+    """What is looked up during a forward pass, in the order in which it is."""
+    lookups: list[_Lookup] = []
+
+    def see(_: str, layer: nn.Module, indices: Tensor) -> None:
+        if not indices.ndim or indices.shape[0] != len(rows):
+            return
+        levels = len(torch.as_tensor(layer.weight))
+        by_position = indices.detach().to("cpu", torch.int64).reshape(len(rows), -1).T
+        lookups.extend(_Lookup(position.clone(), levels) for position in by_position)
+
+    with hooked(run, layers, "input", see) as here:
+        here.on = True
+        run(prepare(rows))
+    return lookups

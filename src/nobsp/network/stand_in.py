@@ -196,7 +196,7 @@ class _Rewrite:
 
 
 def _same(some: Iterable[Any], others: Iterable[Any]) -> bool:
-    return all(one is other for one, other in zip(some, others, strict=True))
+    return all(first is second for first, second in zip(some, others, strict=True))
 
 
 def _lead_to(roots: Iterable[Any], targets: set[int], known: Mapping[int, Any]) -> bool:

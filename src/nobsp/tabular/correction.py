@@ -352,9 +352,8 @@ class _Candidates:
         if not on_trial or n_rows < 2 * FOLDS:
             return len(on_trial)
 
-        n_folds = len(
-            self.regression.products
-        )  # fewer than usual where most rows are copies of others
+        # fewer than usual where most rows are copies of others
+        n_folds = len(self.regression.products)
         folds = range(n_folds if n_rows <= ALL_FOLDS else min(n_folds, TRIAL_FOLDS))
         variance = self.sample.spread.square()
         strengths = trial.strengths or self.alphas[::2]

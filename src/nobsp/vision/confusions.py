@@ -24,14 +24,12 @@ class Confusion:
     truth: str  # the class they are of
     predicted: str  # the class they were taken for
     count: int
-    positions: NDArray[
-        np.int64
-    ]  # their numbers; the first are those of `images`, which are kept as examples
+    # their numbers; the first are those of `images`, which are kept as examples
+    positions: NDArray[np.int64]
     images: Tensor
     maps: ActivationMaps  # why the predicted class and not the true one: the account of one logit less the other
-    channels: NDArray[
-        np.int64
-    ]  # channels of the map by their mean contribution to that difference, largest first
+    # channels of the map by their mean contribution to that difference, largest first
+    channels: NDArray[np.int64]
     contributions: NDArray[np.float64]  # these means
 
 

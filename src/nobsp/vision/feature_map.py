@@ -187,16 +187,14 @@ class FeatureMap:
     )
     reach: Reach  # what of the map the layers behind it depend on
     head: Head | None  # the linear head
-    readout: (
-        Readout | None
-    )  # how to catch the representation that enters the head; None where there is no head
+    # how to catch the representation that enters the head; None where there is no head
+    readout: Readout | None
     outputs: int  # how many outputs the model has
     channels: int  # channels of the map
     shape: Space  # extent of the map for the images it was found with
     text: bool  # whether the input is codes of tokens
-    image_shape: tuple[
-        int, ...
-    ]  # channels, height and width of those images, or what other inputs have
+    # channels, height and width of those images, or what other inputs have
+    image_shape: tuple[int, ...]
     carrier: Tensor  # an image that carries what is put in the place of the map through the layers before it
     device: torch.device  # where the model lives
     dtype: torch.dtype  # in which precision it takes images

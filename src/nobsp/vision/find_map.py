@@ -68,9 +68,8 @@ class _Seen:
     channels: int
     poolings: list[Pooling]  # those that make the representation of it
     raw: Tensor | None = None  # the tensor itself; held of the first and the latest ones
-    walked: Layout | None = (
-        None  # of a sequence, the layout that the model's layers take it to have
-    )
+    # of a sequence, the layout that the model's layers take it to have
+    walked: Layout | None = None
 
     def units(self, *, means: bool = False) -> Tensor:
         """All of the map and the tokens before it, as `FeatureMap.units` lays them out, or the channels' means."""
