@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nobsp.neighbors.auditing import Audit, audit
     from nobsp.neighbors.selection import select
     from nobsp.network.exported import as_module
+    from nobsp.parts import PartsExplanation, explain_parts
     from nobsp.reporting import report
     from nobsp.tabular import Explanation, Functions, Health, NObSP
     from nobsp.vision import ActivationMaps, NObSPCam, explain_images
@@ -43,6 +44,7 @@ __all__ = [
     "NObSP",
     "NObSPCam",
     "Neighbors",
+    "PartsExplanation",
     "Ranks",
     "RayCluster",
     "Usearch",
@@ -52,6 +54,7 @@ __all__ = [
     "compare",
     "confusions",
     "explain_images",
+    "explain_parts",
     "metrics",
     "plots",
     "report",
@@ -74,6 +77,7 @@ _HOMES = {
         "select",
     ),
     "network.exported": ("as_module",),
+    "parts": ("PartsExplanation", "explain_parts"),
     "reporting": ("report",),
     "tabular": ("Explanation", "Functions", "Health", "NObSP"),
     "vision": ("ActivationMaps", "NObSPCam", "confusions", "explain_images"),

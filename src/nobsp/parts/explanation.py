@@ -1,0 +1,464 @@
+"""Outputs as sums over the parts of a network, and what becomes of them when a part is taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nobsp._typing import ArrayLike, FloatArray
+from nobsp.arguments import (
+    count,
+    number_outputs,
+    percent,
+    require_choice,
+    require_whole_number,
+    suggest,
+)
+from nobsp.base import Finding, Plots
+from nobsp.frames import frame_like
+from nobsp.network.visit import keeps_torch_modes
+from nobsp.parts.anatomy import Account, Anatomy, Detail, Means, dissect
+from nobsp.parts.names import Part
+from nobsp.parts.running import (
+    Rows,
+    Target,
+    choose_outputs,
+    module_of,
+    read_rows,
+    require_deterministic,
+    watching,
+)
+from nobsp.parts.tape import Tape
+from nobsp.tabular.explanation import Explanation
+
+# A residual above this share of what is accounted for is said.
+_LARGE_RESIDUAL = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """The network that was taken apart, for further questions."""
+
+    model: nn.Module
+    anatomy: Anatomy
+    means: Means
+    target: Target
+    columns: tuple[int, ...]
+    batch_size: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PartsExplanation(Explanation):
+    """Outputs as base + one contribution per part + residual, row by row and output by output.
+
+    An `Explanation` whose terms are parts of the network: what each adds to the outputs *directly*, by writing into the
+    stream that the head reads. What later parts make of it is not in it: see `ablation`. The base is the output with
+    every part at its mean over the calibration rows.
+
+    Attributes:
+        parts: The parts in the order of the terms.
+        mean_outputs: Mean outputs over the calibration rows; with a norm before the head they differ from the base.
+    """
+
+    parts: tuple[Part, ...] = ()
+    mean_outputs: FloatArray = field(default_factory=lambda: np.zeros(0))
+    _subject: Any = None
+    _notes: tuple[Finding, ...] = ()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Where the stream ends, and whether the residual is large."""
+        return self._notes
+
+    @property
+    def plot(self) -> Plots:
+        """Its plots: `parts()`, and those of every explanation."""
+        return Plots(self, ("beeswarm", "importance", "ledger", "parts", "waterfall"))
+
+    def ablation(self, X: ArrayLike, *, most: int | None = None) -> Ablation:
+        """Measures what the outputs lose when a part is put at its calibration mean, through the whole network.
+
+        One forward pass a part and batch, from the part on.
+
+        Args:
+            X: Rows as the model takes them.
+            most: How many parts to measure: those with the largest effect by a first-order guess. All by default.
+
+        Returns:
+            The losses beside the direct contributions to the same rows.
+
+        Example:
+            >>> import torch, nobsp
+            >>> torch.manual_seed(0)  # doctest: +SKIP
+            >>> model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+            >>> rows = torch.randn(50, 4)
+            >>> effects = nobsp.explain_parts(model, rows).ablation(rows)
+            >>> effects.effects.shape
+            (50, 6, 2)
+        """
+        return measure_ablation(self, X, most=most)
+
+    def lens(self, X: ArrayLike) -> Lens:
+        """The outputs as they stand at each depth: later parts are at their calibration means.
+
+        Args:
+            X: Rows as the model takes them.
+
+        Returns:
+            Outputs after the embedding, and after each block.
+
+        Raises:
+            ValueError: If the network is a plain one, whose parts are units.
+        """
+        return read_lens(self, X)
+
+
+@keeps_torch_modes
+def explain_parts(
+    model: nn.Module,
+    X: ArrayLike,
+    *,
+    parts: Detail = "auto",
+    target: Target = None,
+    background: ArrayLike | None = None,
+    output_names: Sequence[str] | None = None,
+    batch_size: int = 32,
+) -> PartsExplanation:
+    """Writes a network's outputs as a sum over its parts: embedding, attention heads, MLPs, blocks, or units.
+
+    The stream that the head reads is found by watching what is added to what while the model runs, whatever its layers
+    are called. Norms on the way are carried by the integral of their slope from the mean stream to the row's, not by a
+    frozen scale, so that base + parts + residual is the output, and the residual only what the integral misses.
+
+    Args:
+        model: A torch model that takes X as one tensor.
+        X: Rows, images or token numbers.
+        parts: How finely: "auto" for heads and MLPs (residual blocks of a CNN, members of an ensemble, units of the
+            last layer of a plain network), "layers" without splitting attention into heads, "blocks", or "units".
+        target: Numbers of the outputs to explain, or a function that takes them from the model's result. By default
+            all of up to ten outputs, of more those that rows are predicted as.
+        background: Rows whose means are the reference; X by default.
+        output_names: Names of all outputs.
+        batch_size: Rows at a time.
+
+    Returns:
+        An explanation with parts as terms.
+
+    Raises:
+        ValueError: If the model cannot be taken apart; the message says where its stream ends.
+
+    Example:
+        >>> import torch, nobsp
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+        >>> encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        >>> model = torch.nn.Sequential(encoder, torch.nn.Flatten(), torch.nn.Linear(24, 2))
+        >>> ex = nobsp.explain_parts(model, torch.randn(20, 3, 8))
+        >>> ex.feature_names[:4]
+        ('embedding', 'block 0, head 0', 'block 0, head 1', 'block 0, MLP')
+        >>> bool(abs(ex.base_values + ex.values.sum(1) + ex.residual - ex.predictions).max() < 1e-9)
+        True
+    """
+    require_choice("parts", parts, ("auto", "layers", "blocks", "units"))
+    require_whole_number("batch_size", batch_size)
+    module = module_of(model)
+    rows = read_rows(module, X, name="X", batch_size=batch_size)
+    reference = rows
+    if background is not None:
+        reference = read_rows(module, background, name="background", batch_size=batch_size)
+    if len(reference.tensor) < 2:
+        raise ValueError(
+            "contributions are measured from the mean over rows, and there is only one; pass more rows as background."
+        )
+    require_deterministic(module, reference)
+
+    with watching(module, target) as record:
+        anatomy = dissect(record, reference.tensor.to(reference.device), parts)
+        watched = _Watched(record, anatomy)
+        means = anatomy.means(watched.tapes(reference))
+        mean_outputs = watched.mean_outputs(reference)
+        predictions = watched.outputs(rows)
+        columns = choose_outputs(predictions, target)
+        accounts = [
+            anatomy.account(tape, means, _columns(columns, tape.rows))
+            for tape in watched.tapes(rows)
+        ]
+    names = _names_of_outputs(output_names, predictions.shape[1])
+    subject = _Subject(module, anatomy, means, target, columns, batch_size)
+    chosen = list(columns)
+    return _explanation(
+        accounts,
+        subject,
+        output_names=tuple(names[column] for column in columns),
+        mean_outputs=mean_outputs[chosen].numpy(),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Watched:
+    """Batches of rows with everything that is computed from them."""
+
+    record: Callable[[Tensor], Tape]
+    anatomy: Anatomy
+
+    def tapes(self, rows: Rows) -> Any:
+        """One tape at a time."""
+        for batch in rows.batches():
+            tape = self.record(batch)
+            self.anatomy.require_same(tape)
+            yield tape
+
+    def outputs(self, rows: Rows) -> Tensor:
+        """All outputs, (rows, outputs), in float64."""
+        outputs = []
+        for tape in self.tapes(rows):
+            tensor = tape.values[self.anatomy.stream.output]
+            outputs.append(tensor.reshape(tape.rows, -1).to("cpu", torch.float64))
+        return torch.cat(outputs)
+
+    def mean_outputs(self, rows: Rows) -> Tensor:
+        """Their means."""
+        return self.outputs(rows).mean(0)
+
+
+def _columns(columns: Sequence[int], rows: int) -> Tensor:
+    return torch.tensor(columns).expand(rows, -1)
+
+
+def _names_of_outputs(names: Sequence[str] | None, n_outputs: int) -> tuple[str, ...]:
+    if names is None:
+        return number_outputs(n_outputs)
+    if isinstance(names, str) or len(names) != n_outputs:
+        raise ValueError(
+            f"output_names must name {count(n_outputs, 'output')}, found {len(names)}."
+        )
+    return tuple(str(name) for name in names)
+
+
+def _explanation(
+    accounts: Sequence[Account],
+    subject: _Subject,
+    *,
+    output_names: tuple[str, ...],
+    mean_outputs: FloatArray,
+) -> PartsExplanation:
+    """Accounts of batches as one explanation."""
+    values = torch.cat([account.contributions for account in accounts]).cpu().numpy()
+    predictions = torch.cat([account.outputs for account in accounts]).cpu().numpy()
+    base = torch.cat([account.base for account in accounts]).mean(0).cpu().numpy()
+    residual = predictions - base - values.sum(1)
+    names = tuple(part.name for part in subject.anatomy.parts)
+    return PartsExplanation(
+        values=values,
+        base_values=base,
+        residual=residual,
+        predictions=predictions,
+        terms=tuple((name,) for name in names),
+        feature_names=names,
+        output_names=output_names,
+        # What a part holds is no number; plots colour by what it adds, over all outputs.
+        data=np.abs(values).sum(2),
+        outside=np.zeros(values.shape[:2], dtype=bool),
+        baseline_contributions=np.zeros(values.shape[1:]),
+        parts=subject.anatomy.parts,
+        mean_outputs=mean_outputs,
+        _subject=subject,
+        _notes=_notes(subject.anatomy, predictions - base, residual),
+    )
+
+
+def _notes(anatomy: Anatomy, change: FloatArray, residual: FloatArray) -> tuple[Finding, ...]:
+    findings = []
+    stream = anatomy.stream
+    if stream.end:
+        message = (
+            f"the stream is followed back to {stream.end_module!r} and no further: {stream.end}. "
+            "All before is one part."
+        )
+        findings.append(Finding("note", "stream_end", "", message))
+    size = np.abs(change).mean()
+    share = float(np.abs(residual).mean() / size) if size > 0 else 0.0
+    if share > _LARGE_RESIDUAL:
+        message = f"the parts miss {percent(share)} of what outputs differ from the base by."
+        findings.append(Finding("warning", "large_residual", "", message))
+    return tuple(findings)
+
+
+@dataclass(frozen=True, eq=False)
+class Ablation:
+    """What outputs lose when a part is put at its calibration mean, beside what it adds directly.
+
+    Attributes:
+        effects: Output minus the output without the part, (rows, parts, outputs); NaN for parts that were not measured.
+        direct: What the part adds to the stream that the head reads, (rows, parts, outputs).
+        parts: The parts.
+        output_names: Names of the outputs.
+        measured: Which parts were measured, (parts,).
+    """
+
+    effects: FloatArray
+    direct: FloatArray
+    parts: tuple[Part, ...]
+    output_names: tuple[str, ...]
+    measured: np.ndarray[Any, np.dtype[np.bool_]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parts."""
+        return tuple(part.name for part in self.parts)
+
+    @property
+    def indirect(self) -> FloatArray:
+        """What later parts add to a part's direct contribution, or repair, (rows, parts, outputs)."""
+        return self.effects - self.direct
+
+    @property
+    def plot(self) -> Plots:
+        """Its plot: `parts()`."""
+        return Plots(self, ("parts",))
+
+    def to_frame(self, output: int | str = 0) -> Any:
+        """Per part the mean absolute direct contribution, effect and indirect effect, the largest effect first.
+
+        Args:
+            output: Which output.
+        """
+        column = self.column(output)
+        sizes = {
+            "part": np.array(self.names),
+            "direct": np.abs(self.direct[..., column]).mean(0),
+            "effect": np.abs(self.effects[..., column]).mean(0),
+            "indirect": np.abs(self.indirect[..., column]).mean(0),
+        }
+        order = np.argsort(-np.nan_to_num(sizes["effect"], nan=-1.0), kind="stable")
+        return frame_like(np.zeros((len(order), 1)), {k: v[order] for k, v in sizes.items()})
+
+    def column(self, output: int | str) -> int:
+        """The position of an output."""
+        if isinstance(output, str):
+            if output not in self.output_names:
+                raise ValueError(
+                    f"there is no output {output!r}; {suggest(output, self.output_names)}"
+                )
+            return self.output_names.index(output)
+        if not 0 <= output < len(self.output_names):
+            raise ValueError(
+                f"output={output!r}: there are {count(len(self.output_names), 'output')}, from 0."
+            )
+        return output
+
+    def __repr__(self) -> str:
+        rows, parts, outputs = self.effects.shape
+        sizes = np.nan_to_num(np.abs(self.effects)).mean((0, 2))
+        strongest = ", ".join(self.names[part] for part in np.argsort(-sizes, kind="stable")[:3])
+        measured = int(self.measured.sum())
+        return (
+            f"Ablation({count(rows, 'row')}, {measured} of {count(parts, 'part')}, "
+            f"{count(outputs, 'output')}; strongest: {strongest})"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Lens:
+    """Outputs as they stand at each depth of the stream.
+
+    Attributes:
+        outputs: (rows, depths, outputs); the last depth is the model's own output.
+        depths: What was added last: "embedding", "block 0", "block 1", …
+        output_names: Names of the outputs.
+    """
+
+    outputs: FloatArray
+    depths: tuple[str, ...]
+    output_names: tuple[str, ...]
+
+    @property
+    def plot(self) -> Plots:
+        """Its plot: `lens()`."""
+        return Plots(self, ("lens",))
+
+
+@keeps_torch_modes
+def measure_ablation(
+    explanation: PartsExplanation, X: ArrayLike, *, most: int | None = None
+) -> Ablation:
+    """The losses of every part, or of the strongest by a first-order guess."""
+    if most is not None:
+        require_whole_number("most", most)
+    subject: _Subject = explanation._subject
+    anatomy = subject.anatomy
+    columns = subject.columns
+    rows = read_rows(subject.model, X, name="X", batch_size=subject.batch_size)
+    effects = []
+    direct = []
+    with watching(subject.model, subject.target) as record:
+        watched = _Watched(record, anatomy)
+        chosen = _strongest(watched, rows, subject, most)
+        for tape in watched.tapes(rows):
+            picked = _columns(columns, tape.rows)
+            account = anatomy.account(tape, subject.means, picked)
+            lost = torch.full_like(account.contributions, torch.nan)
+            for position in chosen:
+                without = anatomy.ablate(tape, subject.means, anatomy.parts[position])
+                lost[:, position] = account.outputs - without[:, list(columns)]
+            effects.append(lost)
+            direct.append(account.contributions)
+    measured = np.zeros(len(anatomy.parts), dtype=bool)
+    measured[chosen] = True
+    return Ablation(
+        effects=torch.cat(effects).cpu().numpy(),
+        direct=torch.cat(direct).cpu().numpy(),
+        parts=anatomy.parts,
+        output_names=explanation.output_names,
+        measured=measured,
+    )
+
+
+def _strongest(watched: _Watched, rows: Rows, subject: _Subject, most: int | None) -> list[int]:
+    """Positions of the parts to measure."""
+    anatomy = subject.anatomy
+    if most is None or most >= len(anatomy.parts):
+        return list(range(len(anatomy.parts)))
+    size = torch.zeros(len(anatomy.parts), dtype=torch.float64)
+    for tape in watched.tapes(rows):
+        guesses = anatomy.screen(tape, subject.means, _columns(subject.columns, tape.rows))
+        size += guesses.abs().sum((0, 2)).cpu()
+    return sorted(size.argsort(descending=True)[:most].tolist())
+
+
+@keeps_torch_modes
+def read_lens(explanation: PartsExplanation, X: ArrayLike) -> Lens:
+    """Outputs after the embedding and after each block."""
+    subject: _Subject = explanation._subject
+    anatomy = subject.anatomy
+    joins = anatomy.stream.joins
+    if not joins:
+        raise ValueError("this network is a plain one: its units are all of one depth.")
+    rows = read_rows(subject.model, X, name="X", batch_size=subject.batch_size)
+    depths = _depths(anatomy)
+    outputs = []
+    with watching(subject.model, subject.target) as record:
+        for tape in _Watched(record, anatomy).tapes(rows):
+            at_depths = [
+                anatomy.lens(tape, subject.means, position)[:, list(subject.columns)]
+                for position in depths.values()
+            ]
+            outputs.append(torch.stack(at_depths, dim=1))
+    return Lens(torch.cat(outputs).cpu().numpy(), tuple(depths), explanation.output_names)
+
+
+def _depths(anatomy: Anatomy) -> dict[str, int]:
+    """The last sum of each block, by the block's name."""
+    depths: dict[str, int] = {}
+    if anatomy.stream.stem is not None:
+        depths[anatomy.parts[0].name] = -1
+    for part in anatomy.parts:
+        join = max(source.join for source, _ in part.pieces)
+        if part.block is not None:
+            depths[f"block {part.block}"] = join
+    # Blocks may be merged or not: what counts is where each ends.
+    return dict(sorted(depths.items(), key=lambda item: item[1]))

@@ -1,0 +1,146 @@
+"""Parts under the names that people give them: "embedding", "block 3, head 2", "block 3, MLP"."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nobsp.parts.stream import Branch, Heads, Stream
+
+# A layer of a repeated kind has a number in its name: blocks.3, encoder_layer_3, layer2.1.
+_NUMBERED = re.compile(r"\d")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor that is a part, or several parts beside each other."""
+
+    value: int  # its number on the tape
+    term: (
+        int  # the number of the term of the stream that it becomes; the same where it is that term
+    )
+    join: int  # the position of the sum that it is added in; −1 for what the first sum finds
+    heads: Heads | None = None  # where it is the heads of an attention layer
+    unit_axis: int | None = None  # where it is the units of a layer
+    count: int = 1  # how many parts it holds
+
+    def slices(self, by_rows: Tensor) -> Tensor:
+        """A tensor of its shape with rows first, as (rows, parts, all else)."""
+        if self.heads is not None:
+            if self.heads.merged:
+                by_rows = torch.unflatten(by_rows, 1, (-1, self.count))
+            return by_rows.movedim(2, 1).flatten(2)
+        if self.unit_axis is not None:
+            # Behind the rows stands what shares their axis.
+            return by_rows.movedim(self.unit_axis + 1, 1).flatten(2)
+        return by_rows.flatten(1).unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part."""
+
+    name: str  # as people write it
+    kind: str  # "embedding", "head", "attention", "MLP", "layer", "block", "branch" or "unit"
+    block: int | None  # counted from 0 along the stream; None for what is in no block
+    number: int | None  # of a head in its layer, or of a unit
+    module: str  # the layer it comes from
+    pieces: tuple[tuple[Source, int], ...]  # the tensors it is made of, and which slice of each
+
+
+def name_parts(stream: Stream, *, split_heads: bool = True) -> tuple[Part, ...]:
+    """Parts in the order in which they write into the stream, each under a name of its own."""
+    parts: list[Part] = []
+    if stream.stem is not None:
+        name = f"up to {stream.end_module}" if stream.end else "embedding"
+        source = Source(stream.stem, stream.stem, join=-1)
+        parts.append(Part(name, "embedding", None, None, stream.end_module, ((source, 0),)))
+
+    branches = [branch for join in stream.joins for branch in join.branches]
+    blocks = [_block_name(branch.block) for branch in branches]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(blocks))}
+    has_attention = any(branch.attends for branch in branches)
+    for position, join in enumerate(stream.joins):
+        for branch in join.branches:
+            block = _block_name(branch.block)
+            kind = "MLP" if has_attention else "layer"
+            if join.trunk is None:
+                kind = "branch"
+            elif branch.attends:
+                kind = "attention"
+            elif blocks.count(block) == 1:
+                kind = "block"
+            parts += _parts_of(branch, position, kind, numbers[block], split_heads=split_heads)
+    return _with_unique_names(parts)
+
+
+def name_units(source: Source, kind: str, module: str) -> tuple[Part, ...]:
+    """The units of a layer as parts."""
+    return tuple(
+        Part(f"{kind} {number}", "unit", None, number, module, ((source, number),))
+        for number in range(source.count)
+    )
+
+
+def merge_blocks(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """All parts of a block as one."""
+    merged: dict[str, Part] = {}
+    for part in parts:
+        if part.block is None or part.kind == "branch":
+            merged[part.name] = part
+            continue
+        name = f"block {part.block}"
+        before = merged.get(name)
+        pieces = part.pieces if before is None else before.pieces + part.pieces
+        merged[name] = replace(part, name=name, kind="block", number=None, pieces=pieces)
+    return tuple(merged.values())
+
+
+def _block_name(module: str) -> str:
+    """The numbered layer that a layer is inside of: `encoder.layer.3` for `encoder.layer.3.attention.output`."""
+    words = module.split(".")
+    numbered = [position for position, word in enumerate(words) if _NUMBERED.search(word)]
+    return ".".join(words[: numbered[-1] + 1]) if numbered else module
+
+
+def _parts_of(branch: Branch, join: int, kind: str, block: int, *, split_heads: bool) -> list[Part]:
+    """A branch, or its heads."""
+    heads = branch.heads
+    if heads is not None and split_heads and heads.count > 1:
+        source = Source(heads.value, branch.value, join, heads=heads, count=heads.count)
+        return [
+            Part(
+                name=f"block {block}, head {number}",
+                kind="head",
+                block=block,
+                number=number,
+                module=branch.module,
+                pieces=((source, number),),
+            )
+            for number in range(heads.count)
+        ]
+
+    name = f"block {block}" if kind == "block" else f"block {block}, {kind}"
+    if kind == "branch":
+        name = f"branch {branch.module}" if branch.module else "branch"
+    source = Source(branch.value, branch.value, join)
+    return [Part(name, kind, block, None, branch.module, ((source, 0),))]
+
+
+def _with_unique_names(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The same, with a number behind names that several have."""
+    counts = Counter(part.name for part in parts)
+    seen: Counter[str] = Counter()
+    renamed = []
+    for part in parts:
+        if counts[part.name] > 1:
+            renamed.append(replace(part, name=f"{part.name} {seen[part.name]}"))
+            seen[part.name] += 1
+        else:
+            renamed.append(part)
+    return tuple(renamed)

@@ -1,0 +1,134 @@
+"""Rows in batches through a network that is watched, and which of its outputs are explained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nobsp._typing import ArrayLike
+from nobsp.arguments import array_of, count, quote
+from nobsp.network.batches import first_non_finite
+from nobsp.network.determinism import require_function_of_row
+from nobsp.network.inference import device_and_dtype, evaluation_mode
+from nobsp.network.readout import checked, outputs_of, tensors_in
+from nobsp.parts.tape import Tape, recording
+
+Target: TypeAlias = "int | Sequence[int] | Callable[[Any], Tensor] | None"
+# Outputs that are explained where nobody chose: of more than these, those that rows are predicted as.
+_MOST_OUTPUTS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows as a model takes them."""
+
+    tensor: Tensor
+    device: torch.device
+    batch_size: int
+
+    def batches(self) -> Iterator[Tensor]:
+        """Copies of some rows at a time: a model may write into its input."""
+        for some in torch.split(self.tensor, self.batch_size):
+            yield some.to(self.device, copy=True)
+
+
+def read_rows(model: nn.Module, X: ArrayLike, *, name: str, batch_size: int) -> Rows:
+    """Rows from a tensor, an array or a frame; an error where they are no numbers."""
+    if isinstance(X, Tensor):
+        tensor = X.detach()
+    else:
+        array = array_of(X, name=name)
+        if array.dtype.kind not in "fiub":
+            raise TypeError(f"{name} must be numbers, found dtype {array.dtype}.")
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if tensor.ndim < 2 or len(tensor) == 0:
+        raise ValueError(
+            f"{name} must have at least one row, each with at least one value, found the shape {tuple(tensor.shape)}."
+        )
+    bad = first_non_finite(tensor)
+    if bad is not None:
+        raise ValueError(f"{name} has {float(tensor[bad])} in row {bad[0]}; pass finite numbers.")
+
+    device, dtype = device_and_dtype(model)
+    return Rows(_as_taken(model, tensor, device, dtype), device, batch_size)
+
+
+def _as_taken(model: nn.Module, tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Real numbers in the model's precision, whole ones as they are where the model takes them."""
+    if tensor.is_floating_point() or tensor.dtype == torch.bool:
+        return tensor.to(dtype)
+    # Embeddings refuse real numbers and linear layers refuse whole ones, so the model itself gives the answer.
+    try:
+        with evaluation_mode(model) as run:
+            run(tensor[:1].to(device, torch.int64))
+    except (RuntimeError, TypeError, NotImplementedError):
+        return tensor.to(dtype)
+    return tensor.to(torch.int64)
+
+
+@contextmanager
+def watching(model: nn.Module, target: Target) -> Iterator[Callable[[Tensor], Tape]]:
+    """Hands out `record(batch)`: the tape of a forward pass."""
+
+    def choose(result: Any) -> Tensor:
+        if callable(target):
+            return _chosen_by_caller(target(result))
+        tensors = tensors_in(result)
+        if not tensors:
+            raise ValueError(f"model returned {quote(result)}, which holds no tensor.")
+        return next(iter(tensors.values()))
+
+    with evaluation_mode(model) as visit, recording(visit, model) as record:
+        yield lambda batch: record(batch, choose)
+
+
+def _chosen_by_caller(chosen: object) -> Tensor:
+    if not isinstance(chosen, Tensor):
+        raise TypeError(
+            f"target must return a tensor with one row for each row of X, found {quote(chosen)}."
+        )
+    return chosen
+
+
+def require_deterministic(model: nn.Module, rows: Rows) -> None:
+    """An error where a model answers otherwise each time, or depends on the rows beside."""
+    _, dtype = device_and_dtype(model)
+    with evaluation_mode(model) as run:
+        require_function_of_row(
+            run, lambda x: x.to(rows.device, copy=True), rows.tensor[:32], outputs_of, dtype
+        )
+
+
+def choose_outputs(outputs: Tensor, target: Target) -> tuple[int, ...]:
+    """Which outputs are explained: those asked for, all of a few, or those that rows are predicted as."""
+    n_outputs = outputs.shape[1]
+    if target is None or callable(target):
+        if n_outputs <= _MOST_OUTPUTS:
+            return tuple(range(n_outputs))
+        counts = torch.bincount(outputs.argmax(1), minlength=n_outputs)
+        order = counts.argsort(descending=True, stable=True)[:_MOST_OUTPUTS]
+        return tuple(sorted(int(number) for number in order if counts[number] > 0))
+
+    numbers = [target] if isinstance(target, int | np.integer) else target
+    if isinstance(numbers, str) or not isinstance(numbers, Sequence) or not numbers:
+        raise TypeError(
+            f"target must be an output's number, several, a function or None, found {quote(target)}."
+        )
+    for number in numbers:
+        whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+        if not whole or not -n_outputs <= number < n_outputs:
+            raise ValueError(
+                f"target={quote(target)}: the model has {count(n_outputs, 'output')}, counted from 0."
+            )
+    return tuple(int(number) % n_outputs for number in numbers)
+
+
+def module_of(model: object) -> nn.Module:
+    """The module to run, without wrappers."""
+    return checked(model)  # type: ignore[arg-type]  # it raises for whatever is no module

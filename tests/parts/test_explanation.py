@@ -1,0 +1,439 @@
+"""Outputs are sums over parts: exact, found whatever layers are called, and measured by taking parts away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nobsp
+from benchmarks.architectures import torchvision_models
+from tests.parts.streams import Ensemble, ResNet, Transformer, drawn, rows, tokens
+from tests.tolerances import PASS, SUMS, assert_same_to_rounding
+
+
+def huggingface(kind: str) -> nn.Module:
+    torchvision_models()  # transformers imports torchvision, which has to be helped first
+    transformers = pytest.importorskip("transformers")
+    shape = {"vocab_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8}
+    names: dict[str, Callable[[], Any]] = {
+        "bert": lambda: transformers.BertForSequenceClassification(
+            transformers.BertConfig(intermediate_size=12, **shape)
+        ),
+        "gpt2": lambda: transformers.GPT2ForSequenceClassification(
+            transformers.GPT2Config(
+                vocab_size=20,
+                n_embd=8,
+                n_layer=2,
+                n_head=2,
+                pad_token_id=0,
+                bos_token_id=1,
+                eos_token_id=2,
+            )
+        ),
+        "llama": lambda: transformers.LlamaForSequenceClassification(
+            transformers.LlamaConfig(intermediate_size=12, pad_token_id=0, **shape)
+        ),
+        "llama, eager": lambda: transformers.LlamaForSequenceClassification(
+            transformers.LlamaConfig(
+                intermediate_size=12, pad_token_id=0, attn_implementation="eager", **shape
+            )
+        ),
+    }
+    return drawn(names[kind]())
+
+
+def encoder(*, norm_first: bool, batch_first: bool = True) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(
+        8, 2, 12, batch_first=batch_first, norm_first=norm_first, dropout=0.0
+    )
+    stack = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    network = nn.Sequential(stack, nn.Flatten(), nn.Linear(24, 2))
+    return drawn(network if batch_first else TokensFirst(network))
+
+
+class TokensFirst(nn.Module):
+    """For layers that want tokens before rows."""
+
+    def __init__(self, network: nn.Sequential) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        encoded = self.network[0](x.transpose(0, 1))
+        return self.network[2](self.network[1](encoded.transpose(0, 1)))
+
+
+TRANSFORMER_PARTS = (
+    "embedding",
+    "block 0, head 0",
+    "block 0, head 1",
+    "block 0, MLP",
+    "block 1, head 0",
+    "block 1, head 1",
+    "block 1, MLP",
+)
+TRANSFORMERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "written out": lambda: (drawn(Transformer(last_norm=True)), rows(12, 4, 3)),
+    "pre-norm": lambda: (encoder(norm_first=True), rows(12, 3, 8)),
+    "post-norm": lambda: (encoder(norm_first=False), rows(12, 3, 8)),
+    "tokens first": lambda: (encoder(norm_first=False, batch_first=False), rows(12, 3, 8)),
+    "bert": lambda: (huggingface("bert"), tokens(12, 4)),
+    "gpt2": lambda: (huggingface("gpt2"), tokens(12, 4)),
+    "llama": lambda: (huggingface("llama"), tokens(12, 4)),
+    "llama, eager": lambda: (huggingface("llama, eager"), tokens(12, 4)),
+}
+
+
+def logits_of(model: nn.Module, x: Tensor) -> np.ndarray[Any, Any]:
+    with torch.no_grad():
+        result = model(x)
+    return np.asarray(getattr(result, "logits", result).to(torch.float64))
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_parts_of_transformers_have_the_names_people_give_them_and_add_up(kind: str) -> None:
+    model, x = TRANSFORMERS[kind]()
+
+    ex = nobsp.explain_parts(model, x)
+
+    assert ex.feature_names == TRANSFORMER_PARTS
+    assert_same_to_rounding(ex.predictions, logits_of(model, x), within=SUMS)
+    accounted = ex.base_values + ex.values.sum(1)
+    assert_same_to_rounding(accounted + ex.residual, ex.predictions)
+    # What the integral through norms misses.
+    change = np.abs(ex.predictions - ex.base_values).mean()
+    assert np.abs(ex.residual).max() < 0.01 * change
+
+
+@pytest.mark.parametrize(
+    ("network", "x", "names"),
+    [
+        (ResNet, rows(10, 3, 6, 6), ("embedding", "block 0", "block 1", "block 2")),
+        (Ensemble, rows(10, 4), tuple(f"branch members.{number}.2" for number in range(3))),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2), nn.Softmax(1)),
+            rows(10, 4),
+            ("unit 0", "unit 1", "unit 2"),
+        ),
+    ],
+    ids=["residual CNN", "ensemble", "plain"],
+)
+def test_other_networks_are_taken_apart_without_any_residual(
+    network: Callable[[], nn.Module], x: Tensor, names: tuple[str, ...]
+) -> None:
+    ex = nobsp.explain_parts(drawn(network()), x)
+
+    assert ex.feature_names == names
+    size = float(np.abs(ex.values).sum(1).max())
+    assert_same_to_rounding(ex.residual, np.zeros_like(ex.residual), within=SUMS, size=size)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "n_parts"),
+    [
+        (
+            "VisionTransformer",
+            {
+                "image_size": 16,
+                "patch_size": 8,
+                "num_layers": 2,
+                "num_heads": 2,
+                "hidden_dim": 8,
+                "mlp_dim": 12,
+            },
+            7,
+        ),
+        (
+            "SwinTransformer",
+            {
+                "patch_size": [2, 2],
+                "embed_dim": 8,
+                "depths": [2, 1],
+                "num_heads": [1, 2],
+                "window_size": [2, 2],
+            },
+            8,
+        ),
+        ("DenseNet", {"growth_rate": 4, "block_config": (2, 2), "num_init_features": 8}, 5),
+    ],
+)
+def test_architectures_of_torchvision_are_followed_to_the_input(
+    name: str, options: dict[str, Any], n_parts: int
+) -> None:
+    models = torchvision_models()
+    model = drawn(getattr(models, name)(num_classes=2, **options))
+
+    ex = nobsp.explain_parts(model, rows(6, 3, 16, 16))
+
+    assert len(ex.parts) == n_parts
+    assert ex.findings == ()
+    assert np.abs(ex.residual).max() < 0.01 * np.abs(ex.predictions - ex.base_values).mean()
+
+
+def test_timm_transformers_are_followed_to_the_input() -> None:
+    torchvision_models()
+    timm = pytest.importorskip("timm")
+    options = {"num_classes": 2, "img_size": 32, "patch_size": 16, "depth": 2}
+    model = drawn(timm.create_model("deit_tiny_patch16_224", **options))
+
+    ex = nobsp.explain_parts(model, rows(6, 3, 32, 32))
+
+    assert ex.feature_names[:5] == (
+        "embedding",
+        *(f"block 0, head {h}" for h in range(3)),
+        "block 0, MLP",
+    )
+    assert len(ex.parts) == 9
+
+
+def test_without_a_last_norm_a_head_adds_its_slice_of_the_projection_times_the_readout() -> None:
+    model = drawn(Transformer(last_norm=False))
+    x = rows(12, 4, 3)
+    with torch.no_grad():
+        stream = model.embed(x)
+        stream = model.blocks[0](stream)
+        attention = model.blocks[1].attention
+        per_head = attention.per_head(model.blocks[1].norm1(stream))[:, 1, 0]
+        written = per_head @ attention.out.weight[:, 4:].T
+        expected = (written - written.mean(0)) @ model.head.weight.T
+
+    ex = nobsp.explain_parts(model, x)
+
+    found = ex.values[:, ex.feature_names.index("block 1, head 1")]
+    assert_same_to_rounding(found, expected.numpy(), within=SUMS)
+    assert_same_to_rounding(ex.base_values, ex.predictions.mean(0), within=SUMS)
+
+
+def test_the_last_norm_is_carried_by_the_integral_and_not_by_a_frozen_scale() -> None:
+    model = drawn(Transformer(last_norm=True))
+    x = rows(12, 4, 3)
+    with torch.no_grad():
+        stream = model.embed(x)
+        before = model.blocks[0](stream)
+        between = before + model.blocks[1].attention(model.blocks[1].norm1(before))
+        last = model.blocks[1](before)
+        written = (last - between)[:, 0]
+    mean = last[:, 0].mean(0)
+    steps = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
+    line = (mean + steps[:, None, None] * (last[:, 0] - mean)).requires_grad_()
+    model.head(model.norm(line))[..., 0].sum().backward()
+    assert line.grad is not None
+    expected = (line.grad.mean(0) * (written - written.mean(0))).sum(1)
+
+    ex = nobsp.explain_parts(model, x, target=0)
+
+    found = ex.values[:, ex.feature_names.index("block 1, MLP"), 0]
+    # The rule with 400 midpoints errs by about 1/400² of the curvature.
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-3 * float(expected.abs().max()))
+
+
+def replaced_output(module: nn.Module, mean: Tensor) -> Any:
+    return module.register_forward_hook(lambda *_: mean)
+
+
+def test_ablation_is_what_a_hook_that_puts_in_the_mean_would_give() -> None:
+    model = drawn(Transformer(last_norm=True))
+    x = rows(12, 4, 3)
+    caught: list[Tensor] = []
+    hook = model.blocks[0].mlp.register_forward_hook(lambda _, __, out: caught.append(out))
+    whole = logits_of(model, x)
+    hook.remove()
+    hook = replaced_output(
+        model.blocks[0].mlp, caught[0].mean(0, keepdim=True).expand_as(caught[0])
+    )
+    without_mlp = logits_of(model, x)
+    hook.remove()
+
+    projection = model.blocks[0].attention.out
+
+    def put_mean(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        entering = args[0].clone()
+        entering[..., 4:] = entering[..., 4:].mean(0, keepdim=True)
+        return (entering,)
+
+    hook = projection.register_forward_pre_hook(put_mean)
+    without_head = logits_of(model, x)
+    hook.remove()
+
+    ablation = nobsp.explain_parts(model, x).ablation(x)
+
+    effects = dict(zip(ablation.names, ablation.effects.transpose(1, 0, 2), strict=True))
+    assert_same_to_rounding(effects["block 0, MLP"], whole - without_mlp, within=SUMS, size=1.0)
+    assert_same_to_rounding(effects["block 0, head 1"], whole - without_head, within=SUMS, size=1.0)
+    assert_same_to_rounding(ablation.indirect, ablation.effects - ablation.direct)
+
+
+def test_parts_of_the_last_block_have_no_way_but_the_direct_one() -> None:
+    model = drawn(Transformer(last_norm=False))
+    x = rows(12, 4, 3)
+
+    ablation = nobsp.explain_parts(model, x).ablation(x)
+
+    last = ablation.names.index("block 1, MLP")
+    size = float(np.abs(ablation.effects).max())
+    nothing = np.zeros_like(ablation.indirect[:, last])
+    assert_same_to_rounding(ablation.indirect[:, last], nothing, within=SUMS, size=size)
+    assert np.abs(ablation.indirect[:, 1]).max() > 0.01 * size
+
+
+def test_only_the_strongest_by_a_first_order_guess_are_measured_where_few_are_asked_for() -> None:
+    model = drawn(Transformer(last_norm=True))
+    x = rows(12, 4, 3)
+    ex = nobsp.explain_parts(model, x)
+    every = ex.ablation(x)
+
+    few = ex.ablation(x, most=2)
+
+    assert few.measured.sum() == 2
+    assert np.isnan(few.effects[:, ~few.measured]).all()
+    assert_same_to_rounding(
+        few.effects[:, few.measured], every.effects[:, few.measured], within=SUMS
+    )
+
+
+def test_the_lens_ends_at_the_outputs_and_begins_with_all_blocks_at_their_means() -> None:
+    model = drawn(Transformer(last_norm=False))
+    x = rows(12, 4, 3)
+    ex = nobsp.explain_parts(model, x)
+
+    lens = ex.lens(x)
+
+    assert lens.depths == ("embedding", "block 0", "block 1")
+    assert_same_to_rounding(lens.outputs[:, -1], ex.predictions, within=SUMS)
+    # Without a last norm all is linear: base and contributions up to that depth.
+    assert_same_to_rounding(lens.outputs[:, 0], ex.base_values + ex.values[:, 0], within=SUMS)
+    upto = ex.base_values + ex.values[:, :4].sum(1)
+    assert_same_to_rounding(lens.outputs[:, 1], upto, within=SUMS)
+
+
+def test_layers_and_blocks_are_sums_of_their_heads() -> None:
+    model = drawn(Transformer(last_norm=True))
+    x = rows(12, 4, 3)
+    fine = nobsp.explain_parts(model, x)
+
+    layers = nobsp.explain_parts(model, x, parts="layers")
+    blocks = nobsp.explain_parts(model, x, parts="blocks")
+
+    assert layers.feature_names[1] == "block 0, attention"
+    assert_same_to_rounding(layers.values[:, 1], fine.values[:, 1:3].sum(1), within=SUMS, size=1.0)
+    assert blocks.feature_names == ("embedding", "block 0", "block 1")
+    assert_same_to_rounding(blocks.values[:, 1], fine.values[:, 1:4].sum(1), within=SUMS, size=1.0)
+    whole = blocks.ablation(x)
+    assert whole.effects.shape == (12, 3, 2)
+
+
+def test_a_circuit_of_two_heads_is_found_by_ablation() -> None:
+    """One head of block 0 carries the signal to the first token; one of block 1 doubles what that head wrote."""
+    model = Transformer(last_norm=False).to(torch.float64).eval()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    for block in model.blocks:
+        block.norm1 = nn.Identity()
+        block.norm2 = nn.Identity()
+    with torch.no_grad():
+        model.embed.weight[0, 0] = 1.0
+        # Head 1 of block 0 averages input 0 over tokens and writes it to place 2.
+        first = model.blocks[0].attention
+        first.qkv.weight[16 + 4, 0] = 1.0
+        first.out.weight[2, 4] = 1.0
+        # Head 0 of block 1 reads place 2 and writes it to place 3.
+        second = model.blocks[1].attention
+        second.qkv.weight[16, 2] = 1.0
+        second.out.weight[3, 0] = 2.0
+        model.head.weight[0, 3] = 1.0
+    x = rows(30, 4, 3)
+
+    ex = nobsp.explain_parts(model, x, target=0)
+    sizes = np.abs(ex.ablation(x).effects[..., 0]).mean(0)
+
+    strong = {name for name, size in zip(ex.feature_names, sizes, strict=True) if size > 1e-9}
+    # The embedding carries what the heads move.
+    assert strong == {"embedding", "block 0, head 1", "block 1, head 0"}
+    direct = np.abs(ex.values[..., 0]).mean(0)
+    assert [ex.feature_names[p] for p in np.flatnonzero(direct > 1e-9)] == ["block 1, head 0"]
+
+
+def test_a_stream_that_ends_early_says_where() -> None:
+    torch.manual_seed(0)
+    between = [nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU()]
+    model = nn.Sequential(Skip(6), *between, Skip(6), nn.Linear(6, 2)).double()
+
+    ex = nobsp.explain_parts(model, rows(20, 6))
+
+    assert [finding.code for finding in ex.findings] == ["stream_end"]
+    assert ex.feature_names == ("up to 4", "block 0")
+
+
+class Skip(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+def test_the_model_and_torch_are_left_as_they_were() -> None:
+    model = encoder(norm_first=True).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x = rows(8, 3, 8)
+    copy = x.clone()
+    torch.backends.mha.set_fastpath_enabled(True)
+
+    ex = nobsp.explain_parts(model, x)
+    ex.ablation(x, most=1)
+
+    assert model.training
+    assert all(not part._forward_hooks and not part._forward_pre_hooks for part in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(x, copy)
+    assert torch.is_grad_enabled()
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        return self.layer(hidden.relu() if x[0, 0] > 0 else hidden)
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "options", "said"),
+    [
+        (nn.Linear(2, 1), torch.zeros(1, 2), {}, "background"),
+        (nn.Linear(2, 1), torch.full((3, 2), torch.nan), {}, "X"),
+        (nn.Linear(2, 1), [["a", "b"]], {}, "X"),
+        (nn.Linear(2, 3), torch.randn(4, 2), {"target": 3}, "target"),
+        (nn.Linear(2, 3), torch.randn(4, 2), {"target": "first"}, "target"),
+        (nn.Linear(2, 3), torch.randn(4, 2), {"parts": "neurons"}, "parts"),
+        (nn.Linear(2, 3), torch.randn(4, 2), {"output_names": ["one"]}, "output_names"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Tanh()), torch.randn(4, 2), {}, "stream ends"),
+        ("model.pt", torch.randn(4, 2), {}, "model"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(
+    model: Any, x: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=said):
+        nobsp.explain_parts(model, x, **options)
+
+
+def test_a_function_may_choose_what_is_explained() -> None:
+    model = drawn(Transformer(last_norm=True))
+    x = rows(12, 4, 3)
+    ex = nobsp.explain_parts(model, x)
+
+    margin = nobsp.explain_parts(model, x, target=lambda out: out[:, :1] - out[:, 1:])
+
+    expected = ex.values[..., :1] - ex.values[..., 1:]
+    assert_same_to_rounding(margin.values, expected, within=1e3 * PASS, size=1.0)
