@@ -430,6 +430,48 @@ class Functions:
         """How well the functions describe the model."""
         return self.state
 
+    def to_sql(
+        self,
+        table: str,
+        *,
+        dialect: Literal["duckdb", "postgres", "sqlite"] = "duckdb",
+        keep: Sequence[str] = (),
+        contributions: bool = True,
+    ) -> str:
+        """One SELECT that predicts for every row of a database's table, with contributions.
+
+        Numbers, booleans, texts, missing values and levels that were not seen are read as `predict` reads them. Names
+        and levels are quoted so that none can leave its quotes. Columns of the result: "prediction"; for classes
+        "probability of …"; "sum" before the link; "base" and "contribution of …", which add up to the sum.
+
+        Args:
+            table: Name of the table or view, with the columns of the calibration; a dot parts it from its schema.
+            dialect: Which database: "duckdb", "postgres" (12 or later) or "sqlite" (3.35 or later).
+            keep: Columns of the table to carry along, such as a key.
+            contributions: Whether contributions are in the result.
+
+        Example:
+            >>> import sqlite3, numpy as np, nobsp
+            >>> from sklearn.linear_model import LinearRegression
+            >>> X = np.random.default_rng(0).normal(size=(300, 2))
+            >>> model = LinearRegression().fit(X, X[:, 0])
+            >>> functions = nobsp.NObSP(model, features=["a", "b"]).fit(X).compile()
+            >>> database = sqlite3.connect(":memory:")
+            >>> _ = database.execute("CREATE TABLE people (a REAL, b REAL)")
+            >>> _ = database.executemany("INSERT INTO people VALUES (?, ?)", X.tolist())
+            >>> query = functions.to_sql("people", dialect="sqlite", keep=["a"])
+            >>> first, prediction, *_ = database.execute(query).fetchone()
+            >>> abs(prediction - functions.predict(X)[0]) < 1e-12
+            True
+            >>> database.close()
+        """
+        from nobsp.tabular.exports.layout import layout_of
+        from nobsp.tabular.exports.sql import write_sql
+
+        return write_sql(
+            layout_of(self), table, dialect=dialect, keep=keep, contributions=contributions
+        )
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything to one safetensors file, atomically; docs/compiled-format.md describes it."""
         serialization.save(path, measure_bands(self), kind=KIND, version=VERSION)
