@@ -225,7 +225,10 @@ def _read_scripts(folder: Traversable, *, with_plotly: bool) -> list[str]:
             "a report needs jinja2 and plotly: pip install 'nobsp[report]'."
         ) from missing
 
-    parts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
+    # Tables are read by the same lines in a page and in a module of functions.
+    reading = resources.files("nobsp.tabular.exports") / "reading.js"
+    parts = [reading.read_text(encoding="utf-8")]
+    parts += [(folder / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
     own = "\n".join(parts)
     theme = (folder / "theme.js").read_text(encoding="utf-8")
     scripts = [theme, f'(() => {{\n"use strict";\n{own}\n}})();']

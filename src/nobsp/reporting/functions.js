@@ -41,50 +41,9 @@ function fewValues(about, term) {
 
 function valuesOf(column) { return table.rows.columns[column] || new Float64Array(0); }
 
-// Last segment that begins at or below x, the first or last one beyond the ends.
-function segmentOf(knots, x) {
-  let low = 0, high = knots.length - 2;
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (knots[middle] <= x) low = middle; else high = middle - 1;
-  }
-  return low;
-}
-
-const isMissing = (x) => x === null || x === undefined || !Number.isFinite(x);
-
-// A table's values for all outputs at a point {numbers: {column: x}, levels: {feature: position}}, as lookup.py reads it:
-// a function of one number goes on as a straight line, a grid is held at its edges, an unseen level gives zero, and so does
-// a missing number that has no place in the table.
+// A table's values for all outputs at a point, as readNodes says; other values on its nodes, such as bands, are read alike.
 function readTable(term, point, values = term.values) {
-  const outputs = table.outputs.length, result = new Float64Array(outputs), corners = [];
-  let node = 0, stride = values.length / outputs, absent = false, unseen = false;
-  term.axes.forEach((axis, place) => {
-    stride /= term.sizes[place];
-    if (!axis.knots) {
-      const level = point.levels[axis.feature];
-      if (level >= 0 && level < axis.size) node += level * stride; else unseen = true;
-      return;
-    }
-    let x = point.numbers[axis.column];
-    if (isMissing(x)) {
-      if (axis.missing) node += axis.knots.length * stride; else absent = true;
-      return;
-    }
-    const { knots } = axis;
-    if (term.axes.length > 1) x = Math.min(Math.max(x, knots[0]), knots[knots.length - 1]);
-    const s = segmentOf(knots, x);
-    node += s * stride;
-    corners.push([stride, (x - knots[s]) / (knots[s + 1] - knots[s])]);
-  });
-  if (unseen || absent) return result;
-  const between = (i, at, o) => {
-    if (i === corners.length) return values[at * outputs + o];
-    const [step, way] = corners[i], here = between(i + 1, at, o);
-    return here + way * (between(i + 1, at + step, o) - here);
-  };
-  for (let o = 0; o < outputs; o++) result[o] = between(0, node, o);
-  return result;
+  return readNodes(term, point, values, table.outputs.length);
 }
 
 // A term's contributions at a point. A term without a table needs the network, which ran on the rows only: it is known for
@@ -158,15 +117,7 @@ function featuresBeyond(point) {
 }
 
 // What logits become by the model's link; null where they are the output itself.
-function linked(logits) {
-  if (table.link === "sigmoid") return Array.from(logits, (v) => 1 / (1 + Math.exp(-v)));
-  if (table.link === "exp") return Array.from(logits, Math.exp);
-  if (table.link !== "softmax") return null;
-  const top = Math.max(...logits);
-  const sizes = Array.from(logits, (v) => Math.exp(v - top));
-  const sum = sizes.reduce((a, b) => a + b, 0);
-  return sizes.map((v) => v / sum);
-}
+const linked = (logits) => applyLink(table.link, logits);
 
 // Gauss and Legendre's nodes and weights on the way from 0 to 1.
 const rules = new Map();

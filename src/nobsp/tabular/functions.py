@@ -430,6 +430,50 @@ class Functions:
         """How well the functions describe the model."""
         return self.state
 
+    def to_onnx(self, path: str | os.PathLike[str], *, like: TableLike | None = None) -> None:
+        """Writes an ONNX model of standard operators: predictions, probabilities and contributions.
+
+        Every column is an input of its own name, shape (rows, 1): numbers in single precision, names as strings; a
+        missing name is the text that the model's metadata has under "nobsp.missing", "" unless that is a level.
+        Outputs: "prediction", "probabilities" of a classifier, "sum" before the link, and "contributions"
+        (rows, terms, outputs), whose terms the metadata names. Inside, all numbers are double precision.
+
+        Args:
+            path: Where to; an existing file is replaced, atomically.
+            like: A table whose columns say which types inputs have: booleans, whole numbers, single or double
+                precision. `onnx_inputs` makes rows fit.
+
+        Raises:
+            ImportError: If onnx is not installed.
+
+        Example:
+            >>> import tempfile, numpy as np, nobsp, onnxruntime
+            >>> from sklearn.linear_model import LinearRegression
+            >>> X = np.random.default_rng(0).normal(size=(300, 2)).astype(np.float32)
+            >>> model = LinearRegression().fit(X, X[:, 0])
+            >>> functions = nobsp.NObSP(model, features=["a", "b"]).fit(X).compile()
+            >>> path = f"{tempfile.mkdtemp()}/functions.onnx"
+            >>> functions.to_onnx(path)
+            >>> session = onnxruntime.InferenceSession(path)
+            >>> prediction, total, contributions = session.run(None, functions.onnx_inputs(X))
+            >>> bool(np.allclose(prediction[:, 0], functions.predict(X), rtol=1e-9))
+            True
+        """
+        from nobsp.tabular.exports.onnx import write_onnx
+
+        write_onnx(self, path, like=like)
+
+    def onnx_inputs(self, X: TableLike, *, like: TableLike | None = None) -> dict[str, AnyArray]:
+        """Rows as the model of `to_onnx` takes them, by the name of the column.
+
+        Args:
+            X: Rows.
+            like: The same as `to_onnx` was given.
+        """
+        from nobsp.tabular.exports.onnx import onnx_inputs
+
+        return onnx_inputs(self, X, like=like)
+
     def to_sql(
         self,
         table: str,
@@ -461,7 +505,7 @@ class Functions:
             >>> _ = database.executemany("INSERT INTO people VALUES (?, ?)", X.tolist())
             >>> query = functions.to_sql("people", dialect="sqlite", keep=["a"])
             >>> first, prediction, *_ = database.execute(query).fetchone()
-            >>> abs(prediction - functions.predict(X)[0]) < 1e-12
+            >>> bool(abs(prediction - functions.predict(X)[0]) < 1e-12)
             True
             >>> database.close()
         """
@@ -471,6 +515,25 @@ class Functions:
         return write_sql(
             layout_of(self), table, dialect=dialect, keep=keep, contributions=contributions
         )
+
+    def to_javascript(self) -> str:
+        """The functions as a JavaScript module without dependencies, for browsers and Node.
+
+        It exports `predict(row)`, `probabilities(row)`, `sums(row)` and `contributions(row)` for a row such as
+        `{age: 40, city: "Bern"}`; what is not there is missing.
+
+        Example:
+            >>> import numpy as np, nobsp
+            >>> from sklearn.linear_model import LinearRegression
+            >>> X = np.random.default_rng(0).normal(size=(300, 2))
+            >>> functions = nobsp.NObSP(LinearRegression().fit(X, X[:, 0])).fit(X).compile()
+            >>> "export function predict(row)" in functions.to_javascript()
+            True
+        """
+        from nobsp.tabular.exports.javascript import write_javascript
+        from nobsp.tabular.exports.layout import layout_of
+
+        return write_javascript(layout_of(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything to one safetensors file, atomically; docs/compiled-format.md describes it."""

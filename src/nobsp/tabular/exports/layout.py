@@ -11,7 +11,6 @@ import numpy as np
 from nobsp._typing import FloatArray
 from nobsp.arguments import quote
 from nobsp.frames import is_missing
-from nobsp.tabular.explanation import apply_link
 from nobsp.tabular.indexing import column_names, term_name
 from nobsp.tabular.lookup import Level, LevelAxis, NumberAxis
 from nobsp.tabular.predicting import classes_of, has_probabilities
@@ -19,7 +18,6 @@ from nobsp.tabular.predicting import classes_of, has_probabilities
 if TYPE_CHECKING:
     from nobsp.tabular.functions import Functions
 
-__all__ = ["Layout", "NumberPlace", "LevelPlace", "TermLayout", "apply_link", "layout_of"]
 
 
 @dataclass(frozen=True, eq=False)

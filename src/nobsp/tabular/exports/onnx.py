@@ -1,0 +1,559 @@
+"""Functions as an ONNX model of standard operators.
+
+All numbers are looked up together: one search by halving finds the segments of every number on every axis, and terms with
+the same kinds of axes are read in one step, however many they are. Arithmetic is double precision throughout.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count as counting
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nobsp._typing import AnyArray, TableLike
+from nobsp.drafts import check_path, replacing
+from nobsp.frames import is_missing
+from nobsp.tabular.exports.layout import (
+    Layout,
+    LevelPlace,
+    NumberPlace,
+    TermLayout,
+    layout_of,
+    texts_of_levels,
+)
+from nobsp.tabular.lookup import read_columns
+
+if TYPE_CHECKING:
+    from nobsp.tabular.functions import Functions
+
+# Old enough for every runtime of the last years.
+_OPSET = 17
+_ML_OPSET = 3
+_IR_VERSION = 8
+_LARGEST = float(np.finfo(np.float64).max)
+# What booleans are as text.
+_FLAGS = ("False", "True")
+
+
+def write_onnx(
+    functions: Functions, path: str | os.PathLike[str], *, like: TableLike | None
+) -> None:
+    """Writes the model, atomically."""
+    try:
+        import onnx
+    except ImportError as missing:
+        raise ImportError("to_onnx needs onnx: pip install 'nobsp[onnx]'.") from missing
+    target = check_path(path)
+    layout = layout_of(functions)
+    if not layout.used:
+        raise ValueError("the functions read no column; there is nothing to export.")
+
+    kinds = input_kinds(functions, layout, like)
+    graph = _Graph(layout, kinds)
+    model = graph.model()
+    onnx.checker.check_model(model)
+    with replacing(target) as draft, open(draft, "wb") as file:
+        file.write(model.SerializeToString())
+
+
+def input_kinds(functions: Functions, layout: Layout, like: TableLike | None) -> dict[int, str]:
+    """Per column that is read, the type of its input."""
+    kinds = {column: "float32" for column in layout.used}
+    if like is not None:
+        columns, _ = read_columns(functions, like)
+        for column in layout.used:
+            dtype = columns[column].dtype
+            kinds[column] = dtype.name if dtype.name in ("float32", "bool") else "float64"
+            if dtype.kind in "iu":
+                kinds[column] = "int64"
+    return kinds | {column: "str" for column in layout.texts}
+
+
+def onnx_inputs(
+    functions: Functions, X: TableLike, *, like: TableLike | None
+) -> dict[str, AnyArray]:
+    """Rows as the exported model takes them."""
+    layout = layout_of(functions)
+    kinds = input_kinds(functions, layout, like)
+    markers = missing_markers(layout)
+    columns, n_rows = read_columns(functions, X)
+
+    inputs: dict[str, AnyArray] = {}
+    for column in layout.used:
+        name = layout.columns[column]
+        cells = columns[column]
+        if kinds[column] == "str":
+            marker = markers[column]
+            texts = [marker if is_missing(cell) else str(cell) for cell in cells.tolist()]
+            inputs[name] = np.array(texts, dtype=object).reshape(n_rows, 1)
+        else:
+            inputs[name] = cells.astype(kinds[column]).reshape(n_rows, 1)
+    return inputs
+
+
+def missing_markers(layout: Layout) -> dict[int, str]:
+    """Per column of names the text that stands for a missing one: empty, or one that is no level."""
+    markers = {}
+    for place in layout.places:
+        if isinstance(place, LevelPlace) and place.names is not None:
+            column = place.columns[0]
+            marker = ""
+            while marker in place.names:
+                marker = f"{marker}>" if marker else "<missing>"
+            markers[column] = marker
+    return markers
+
+
+@dataclass(eq=False)
+class _Graph:
+    """Nodes and constants, as they are added."""
+
+    layout: Layout
+    kinds: dict[int, str]
+    nodes: list[Any] = field(default_factory=list)
+    constants: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._numbers = counting()
+        self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+
+    def model(self) -> Any:
+        """The whole model."""
+        from onnx import helper
+
+        inputs = [self._input(column) for column in self.layout.used]
+        places = self._places()
+        contributions = self._contributions(places)
+        outputs = self._outputs(contributions)
+        graph = helper.make_graph(
+            self.nodes, "nobsp_functions", inputs, outputs, initializer=self.constants
+        )
+        model = helper.make_model(
+            graph,
+            opset_imports=[
+                helper.make_opsetid("", _OPSET),
+                helper.make_opsetid("ai.onnx.ml", _ML_OPSET),
+            ],
+            ir_version=_IR_VERSION,
+            producer_name="nobsp",
+        )
+        helper.set_model_props(model, self._about())
+        return model
+
+    def _about(self) -> dict[str, str]:
+        """What a reader of the file needs to know, as JSON."""
+        layout = self.layout
+        markers = {
+            layout.columns[column]: text for column, text in missing_markers(layout).items()
+        }
+        about: dict[str, Any] = {
+            "nobsp.terms": [term.name for term in layout.terms],
+            "nobsp.outputs": layout.outputs,
+            "nobsp.classes": layout.classes,
+            "nobsp.base": layout.base.tolist(),
+            "nobsp.missing": markers,
+        }
+        return {key: json.dumps(value) for key, value in about.items()}
+
+    # ------------------------------------------------------------------ building
+
+    def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """A node with one output, whose name is returned."""
+        from onnx import helper
+
+        name = f"nobsp_{next(self._numbers)}_{operator}"
+        node = helper.make_node(operator, list(inputs), [name], domain=domain, **attributes)
+        self.nodes.append(node)
+        return name
+
+    def constant(self, values: Any, dtype: Any = None) -> str:
+        """The name of a constant; equal ones are stored once."""
+        from onnx import numpy_helper
+
+        array = np.asarray(values, dtype=dtype)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if array.dtype.kind == "O" or key not in self._known:
+            name = f"nobsp_{next(self._numbers)}_constant"
+            self.constants.append(numpy_helper.from_array(array, name))
+            self._known[key] = name
+        return self._known[key]
+
+    def pick(self, source: str, positions: Sequence[int]) -> str:
+        """Some columns of a matrix."""
+        return self.add("Gather", source, self.constant(positions, np.int64), axis=1)
+
+    def _input(self, column: int) -> Any:
+        from onnx import TensorProto, helper
+
+        kinds = {
+            "float32": TensorProto.FLOAT,
+            "float64": TensorProto.DOUBLE,
+            "int64": TensorProto.INT64,
+            "bool": TensorProto.BOOL,
+            "str": TensorProto.STRING,
+        }
+        name = self.layout.columns[column]
+        return helper.make_tensor_value_info(name, kinds[self.kinds[column]], ["rows", 1])
+
+    # ------------------------------------------------------------------ places
+
+    def _places(self) -> _Places:
+        """Every row's place on every axis."""
+        numeric = [column for column in self.layout.used if column not in self.layout.texts]
+        places = _Places()
+        numbers = ""
+        if numeric:
+            columns = [self._as_double(column) for column in numeric]
+            numbers = self.add("Concat", *columns, axis=1)
+
+        axes = list(enumerate(self.layout.places))
+        on_knots = [(k, place) for k, place in axes if isinstance(place, NumberPlace)]
+        if on_knots:
+            self._search(places, numbers, numeric, on_knots)
+        for k, place in axes:
+            if isinstance(place, LevelPlace) and place.names is not None:
+                self._find_name(places, k, place)
+            elif isinstance(place, LevelPlace):
+                self._find_numbers(places, k, place, numbers, numeric)
+        return places
+
+    def _as_double(self, column: int) -> str:
+        from onnx import TensorProto
+
+        return self.add("Cast", self.layout.columns[column], to=TensorProto.DOUBLE)
+
+    def _search(
+        self,
+        places: _Places,
+        numbers: str,
+        numeric: Sequence[int],
+        axes: Sequence[tuple[int, NumberPlace]],
+    ) -> None:
+        """The segments of all numbers on all of their axes, by halving, and how far along them they are."""
+        from onnx import TensorProto
+
+        found = [place for _, place in axes]
+        picked = self.pick(numbers, [numeric.index(place.column) for place in found])
+        magnitude = self.add("Abs", picked)
+        is_finite = self.add("LessOrEqual", magnitude, self.constant(_LARGEST))
+        zero = self.constant(0.0)
+        x = self.add("Where", is_finite, picked, zero)
+
+        # Knots of every axis in a row of one length, filled up with infinity.
+        n_steps = max(math.ceil(math.log2(len(place.knots))) for place in found)
+        length = 2**n_steps - 1
+        inner = np.full((len(found), length), np.inf)
+        starts = np.zeros((len(found), length + 1))
+        per_width = np.zeros((len(found), length + 1))
+        for row, place in enumerate(found):
+            inner[row, : len(place.knots) - 2] = place.knots[1:-1]
+            starts[row, : len(place.knots) - 1] = place.knots[:-1]
+            per_width[row, : len(place.knots) - 1] = place.per_width
+
+        rows = np.arange(len(found), dtype=np.int64)[None]
+        flat = self.constant(inner.ravel())
+        nothing = self.add("Mul", x, zero)
+        segment = self.add("Cast", nothing, to=TensorProto.INT64)
+        for step in (2**power for power in reversed(range(n_steps))):
+            candidate = self.add("Add", segment, self.constant(step, np.int64))
+            at = self.add("Add", candidate, self.constant(rows * length - 1))
+            knot = self.add("Gather", flat, at, axis=0)
+            is_above = self.add("LessOrEqual", knot, x)
+            segment = self.add("Where", is_above, candidate, segment)
+
+        at = self.add("Add", segment, self.constant(rows * (length + 1)))
+        start = self.add("Gather", self.constant(starts.ravel()), at, axis=0)
+        scale = self.add("Gather", self.constant(per_width.ravel()), at, axis=0)
+        way = self.add("Mul", self.add("Sub", x, start), scale)
+        bounded = self.add("Clip", way, zero, self.constant(1.0))
+        held = self.constant(np.array([[place.held for place in found]]))
+        way = self.add("Where", held, bounded, way)
+
+        has_node = np.array([[place.missing for place in found]])
+        last = np.array([[len(place.knots) if place.missing else 0 for place in found]])
+        before = self.add("Where", is_finite, segment, self.constant(last, np.int64))
+        further = self.add("Cast", is_finite, to=TensorProto.INT64)
+        after = self.add("Add", before, further)
+        way = self.add("Where", is_finite, way, zero)
+        known = self.add("Or", is_finite, self.constant(has_node))
+        places.append([k for k, _ in axes], before, after, way, known)
+
+    def _find_name(self, places: _Places, position: int, place: LevelPlace) -> None:
+        """The level of a name; a missing one has a text of its own."""
+        column = place.columns[0]
+        name = self.layout.columns[column]
+        texts = texts_of_levels(place, column=name, flags=_FLAGS)
+        keys: list[str] = []
+        levels: list[int] = []
+        for level, spellings in enumerate(texts):
+            keys += spellings
+            levels += [level] * len(spellings)
+        if place.missing is not None:
+            keys.append(missing_markers(self.layout)[column])
+            levels.append(place.missing)
+
+        encoded = [key.encode("utf-8") for key in keys]
+        level_of = self.add(
+            "LabelEncoder",
+            name,
+            domain="ai.onnx.ml",
+            keys_strings=encoded,
+            values_int64s=levels,
+            default_int64=-1,
+        )
+        known = self.add("GreaterOrEqual", level_of, self.constant(0, np.int64))
+        self._add_levels(places, position, level_of, known)
+
+    def _find_numbers(
+        self,
+        places: _Places,
+        position: int,
+        place: LevelPlace,
+        numbers: str,
+        numeric: Sequence[int],
+    ) -> None:
+        """The level of one or several numbers: the one all of whose numbers are equal."""
+        from onnx import TensorProto
+
+        assert place.numbers is not None
+        levels = place.numbers.copy()
+        for k, column in enumerate(place.columns):
+            if self.kinds[column] == "float32":
+                # Numbers that come in single precision are compared with levels rounded alike.
+                levels[:, k] = levels[:, k].astype(np.float32)
+
+        picked = self.pick(numbers, [numeric.index(column) for column in place.columns])
+        column_axis = self.constant([1], np.int64)
+        each = self.add("Unsqueeze", picked, column_axis)
+        is_equal = self.add("Equal", each, self.constant(levels[None]))
+        as_number = self.add("Cast", is_equal, to=TensorProto.FLOAT)
+        is_level = self.add("ReduceMin", as_number, axes=[2], keepdims=0)
+        level_of = self.add("ArgMax", is_level, axis=1, keepdims=1)
+        largest = self.add("ReduceMax", is_level, axes=[1], keepdims=1)
+        known = self.add("Greater", largest, self.constant(0.5, np.float32))
+        self._add_levels(places, position, level_of, known)
+
+    def _add_levels(self, places: _Places, position: int, level_of: str, known: str) -> None:
+        """A place of levels, the first one where it was not seen."""
+        from onnx import TensorProto
+
+        level = self.add("Where", known, level_of, self.constant(0, np.int64))
+        no_way = self.add("Mul", self.add("Cast", level, to=TensorProto.DOUBLE), self.constant(0.0))
+        places.append([position], level, level, no_way, known)
+
+    # ------------------------------------------------------------------ terms
+
+    def _contributions(self, places: _Places) -> str:
+        """Contributions of every term, (rows, terms, outputs)."""
+        before = self.add("Concat", *places.before, axis=1)
+        after = self.add("Concat", *places.after, axis=1)
+        ways = self.add("Concat", *places.ways, axis=1)
+        known = self.add("Concat", *places.known, axis=1)
+        order = {position: column for column, position in enumerate(places.positions)}
+
+        # Terms whose axes are of the same kinds are read together.
+        groups: dict[tuple[bool, ...], list[int]] = {}
+        for number, term in enumerate(self.layout.terms):
+            kinds = tuple(
+                isinstance(self.layout.places[position], NumberPlace) for position in term.places
+            )
+            groups.setdefault(kinds, []).append(number)
+
+        parts = []
+        for kinds, members in groups.items():
+            terms = [self.layout.terms[number] for number in members]
+            if kinds:
+                columns = [
+                    [order[term.places[axis]] for term in terms] for axis in range(len(kinds))
+                ]
+                parts.append(self._read(terms, kinds, columns, before, after, ways, known))
+            else:
+                parts.append(self._constants(terms, before))
+        joined = self.add("Concat", *parts, axis=1)
+        sequence = [number for members in groups.values() for number in members]
+        return self.add("Gather", joined, self.constant(np.argsort(sequence)), axis=1)
+
+    def _constants(self, terms: Sequence[TermLayout], source: str) -> str:
+        """Terms without an axis, the same for every row."""
+        values = np.stack([term.values.reshape(-1) for term in terms])[None]
+        rows = self.add("Shape", source, start=0, end=1)
+        shape = self.add("Concat", rows, self.constant(values.shape[1:], np.int64), axis=0)
+        return self.add("Expand", self.constant(values), shape)
+
+    def _read(
+        self,
+        terms: Sequence[TermLayout],
+        kinds: tuple[bool, ...],
+        columns: Sequence[Sequence[int]],
+        before: str,
+        after: str,
+        ways: str,
+        known: str,
+    ) -> str:
+        """Terms of one kind between the nodes around each row, (rows, terms, outputs)."""
+        n_outputs = len(self.layout.outputs)
+        flat = np.concatenate([term.values.reshape(-1, n_outputs) for term in terms])
+        sizes = [term.values.size // n_outputs for term in terms]
+        offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)[None]
+        values = self.constant(flat)
+        strides = np.array([term.strides() for term in terms], dtype=np.int64).T
+
+        def step(source: str, axis: int) -> str:
+            return self.add(
+                "Mul", self.pick(source, columns[axis]), self.constant(strides[axis][None])
+            )
+
+        here = [step(before, axis) for axis in range(len(kinds))]
+        there = [step(after, axis) if kinds[axis] else "" for axis in range(len(kinds))]
+        way = [self._spread(ways, columns[axis]) for axis in range(len(kinds))]
+
+        def along(axis: int, node: str) -> str:
+            if axis == len(kinds):
+                return self.add("Gather", values, node, axis=0)
+            low = along(axis + 1, self.add("Add", node, here[axis]))
+            if not kinds[axis]:
+                return low
+            high = along(axis + 1, self.add("Add", node, there[axis]))
+            change = self.add("Mul", way[axis], self.add("Sub", high, low))
+            return self.add("Add", low, change)
+
+        result = along(0, self.constant(offsets))
+        is_known = self.pick(known, columns[0])
+        for axis in range(1, len(kinds)):
+            is_known = self.add("And", is_known, self.pick(known, columns[axis]))
+        is_known = self.add("Unsqueeze", is_known, self.constant([2], np.int64))
+        return self.add("Where", is_known, result, self.constant(0.0))
+
+    def _spread(self, source: str, columns: Sequence[int]) -> str:
+        """Some columns with an axis for the outputs."""
+        return self.add(
+            "Unsqueeze", self.pick(source, columns), self.constant([2], np.int64)
+        )
+
+    # ------------------------------------------------------------------ outputs
+
+    def _outputs(self, contributions: str) -> list[Any]:
+        """The model's outputs: prediction, probabilities, sum and contributions."""
+        from onnx import TensorProto, helper
+
+        layout = self.layout
+        n_outputs = len(layout.outputs)
+        total = self.add("ReduceSum", contributions, self.constant([1], np.int64), keepdims=0)
+        sums = self.add("Add", total, self.constant(layout.base[None]))
+
+        outputs = []
+
+        def show(source: str, name: str, kind: int, shape: list[Any]) -> None:
+            self.nodes.append(helper.make_node("Identity", [source], [name]))
+            outputs.append(helper.make_tensor_value_info(name, kind, shape))
+
+        taken = {layout.columns[column] for column in layout.used}
+        names = _free_names(("prediction", "probabilities", "sum", "contributions"), taken)
+        if layout.classes:
+            kind = _kind_of_classes(layout.classes, TensorProto)
+            show(self._class(sums), names[0], kind, ["rows"])
+        else:
+            predicted = self._after_link(sums)
+            show(predicted, names[0], TensorProto.DOUBLE, ["rows", n_outputs])
+        if layout.has_probabilities:
+            chances = self._probabilities(sums)
+            show(chances, names[1], TensorProto.DOUBLE, ["rows", len(layout.classes)])
+        show(sums, names[2], TensorProto.DOUBLE, ["rows", n_outputs])
+        shape = ["rows", len(layout.terms), n_outputs]
+        show(contributions, names[3], TensorProto.DOUBLE, shape)
+        return outputs
+
+    def _class(self, sums: str) -> str:
+        """The class that is decided for."""
+        from onnx import TensorProto
+
+        if len(self.layout.outputs) == 1:
+            limit = self.constant(0.5 if self.layout.are_probabilities else 0.0)
+            first = self.add("Squeeze", sums, self.constant([1], np.int64))
+            is_second = self.add("Greater", first, limit)
+            position = self.add("Cast", is_second, to=TensorProto.INT64)
+        else:
+            position = self.add("ArgMax", sums, axis=1, keepdims=0)
+        return self.add("Gather", self.constant(_classes_array(self.layout.classes)), position)
+
+    def _probabilities(self, sums: str) -> str:
+        """Probabilities of the classes."""
+        one = self.constant(1.0)
+        zero = self.constant(0.0)
+        if self.layout.are_probabilities:
+            held = self.add("Clip", sums, zero, one)
+            if len(self.layout.outputs) == 1:
+                return self.add("Concat", self.add("Sub", one, held), held, axis=1)
+            total = self.add("ReduceSum", held, self.constant([1], np.int64), keepdims=1)
+            is_positive = self.add("Greater", total, zero)
+            divisor = self.add("Where", is_positive, total, one)
+            evenly = self.constant(1.0 / len(self.layout.outputs))
+            return self.add("Where", is_positive, self.add("Div", held, divisor), evenly)
+        if len(self.layout.outputs) == 1:
+            first = self.add("Sigmoid", self.add("Neg", sums))
+            return self.add("Concat", first, self.add("Sigmoid", sums), axis=1)
+        return self.add("Softmax", sums, axis=1)
+
+    def _after_link(self, sums: str) -> str:
+        """What the model says where its outputs are sums."""
+        operators: dict[str, Callable[[], str]] = {
+            "sigmoid": lambda: self.add("Sigmoid", sums),
+            "exp": lambda: self.add("Exp", sums),
+            "softplus": lambda: self._softplus(sums),
+        }
+        return operators[self.layout.link]() if self.layout.link in operators else sums
+
+    def _softplus(self, sums: str) -> str:
+        """log(1 + exp(x)) without overflow; runtimes lack the operator in double precision."""
+        shrunk = self.add("Exp", self.add("Neg", self.add("Abs", sums)))
+        rest = self.add("Log", self.add("Add", shrunk, self.constant(1.0)))
+        return self.add("Add", self.add("Max", sums, self.constant(0.0)), rest)
+
+
+@dataclass(eq=False)
+class _Places:
+    """Names of matrices (rows, places): nodes before and behind each row, the way between them, whether it is known."""
+
+    positions: list[int] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    ways: list[str] = field(default_factory=list)
+    known: list[str] = field(default_factory=list)
+
+    def append(
+        self, positions: Sequence[int], before: str, after: str, ways: str, known: str
+    ) -> None:
+        """Adds some places."""
+        self.positions += positions
+        self.before.append(before)
+        self.after.append(after)
+        self.ways.append(ways)
+        self.known.append(known)
+
+
+def _free_names(wanted: Sequence[str], taken: set[str]) -> list[str]:
+    """Names of outputs that no column has."""
+    return [name if name not in taken else f"{name}_output" for name in wanted]
+
+
+def _classes_array(classes: Sequence[Any]) -> AnyArray:
+    """Classes as a constant: texts, whole numbers, or numbers."""
+    if all(isinstance(level, bool) for level in classes):
+        return np.array(classes, dtype=np.bool_)
+    if all(isinstance(level, int) for level in classes):
+        return np.array(classes, dtype=np.int64)
+    if all(isinstance(level, int | float) for level in classes):
+        return np.array(classes, dtype=np.float64)
+    return np.array([str(level) for level in classes], dtype=object)
+
+
+def _kind_of_classes(classes: Sequence[Any], kinds: Any) -> int:
+    """The type of the output that names classes."""
+    by_dtype = {"b": kinds.BOOL, "i": kinds.INT64, "f": kinds.DOUBLE, "O": kinds.STRING}
+    return int(by_dtype[_classes_array(classes).dtype.kind])
