@@ -31,9 +31,7 @@ def run(
     functions.to_onnx(path, **options)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return dict(
-        zip(names, session.run(names, functions.onnx_inputs(rows, **options)), strict=True)
-    )
+    return dict(zip(names, session.run(names, functions.onnx_inputs(rows, **options)), strict=True))
 
 
 def in_single_precision(rows: pd.DataFrame) -> pd.DataFrame:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from nobsp.tabular.functions import Functions
 
 
-
 @dataclass(frozen=True, eq=False)
 class NumberPlace:
     """Where a number lies among knots."""

@@ -1,7 +1,7 @@
 """Functions as an ONNX model of standard operators.
 
-All numbers are looked up together: one search by halving finds the segments of every number on every axis, and terms with
-the same kinds of axes are read in one step, however many they are. Arithmetic is double precision throughout.
+All numbers are looked up together: one search by halving finds the segments of every number on every axis, and terms
+with the same kinds of axes are read in one step, however many they are. Arithmetic is double precision throughout.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def write_onnx(
 
 def input_kinds(functions: Functions, layout: Layout, like: TableLike | None) -> dict[int, str]:
     """Per column that is read, the type of its input."""
-    kinds = {column: "float32" for column in layout.used}
+    kinds = dict.fromkeys(layout.used, "float32")
     if like is not None:
         columns, _ = read_columns(functions, like)
         for column in layout.used:
@@ -72,7 +72,7 @@ def input_kinds(functions: Functions, layout: Layout, like: TableLike | None) ->
             kinds[column] = dtype.name if dtype.name in ("float32", "bool") else "float64"
             if dtype.kind in "iu":
                 kinds[column] = "int64"
-    return kinds | {column: "str" for column in layout.texts}
+    return kinds | dict.fromkeys(layout.texts, "str")
 
 
 def onnx_inputs(
@@ -149,9 +149,7 @@ class _Graph:
     def _about(self) -> dict[str, str]:
         """What a reader of the file needs to know, as JSON."""
         layout = self.layout
-        markers = {
-            layout.columns[column]: text for column, text in missing_markers(layout).items()
-        }
+        markers = {layout.columns[column]: text for column, text in missing_markers(layout).items()}
         about: dict[str, Any] = {
             "nobsp.terms": [term.name for term in layout.terms],
             "nobsp.outputs": layout.outputs,
@@ -432,9 +430,7 @@ class _Graph:
 
     def _spread(self, source: str, columns: Sequence[int]) -> str:
         """Some columns with an axis for the outputs."""
-        return self.add(
-            "Unsqueeze", self.pick(source, columns), self.constant([2], np.int64)
-        )
+        return self.add("Unsqueeze", self.pick(source, columns), self.constant([2], np.int64))
 
     # ------------------------------------------------------------------ outputs
 

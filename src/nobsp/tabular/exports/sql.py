@@ -345,9 +345,7 @@ class _Writer:
     def _level_of_name(self, place: LevelPlace) -> str:
         """The position of a name among levels."""
         column = place.columns[0]
-        texts = texts_of_levels(
-            place, column=self.layout.columns[column], flags=self.dialect.flags
-        )
+        texts = texts_of_levels(place, column=self.layout.columns[column], flags=self.dialect.flags)
         cases = []
         if place.missing is not None:
             cases.append(f"WHEN c{column} IS NULL THEN {place.missing}")
