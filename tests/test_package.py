@@ -36,6 +36,7 @@ PUBLIC_NAMES = {
     "PartsExplanation",
     "Ranks",
     "RayCluster",
+    "ShapeCheck",
     "Usearch",
     "__version__",
     "as_module",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nobsp.network.exported import as_module
     from nobsp.parts import PartsExplanation, explain_parts
     from nobsp.reporting import report
-    from nobsp.tabular import Explanation, Functions, Health, NObSP
+    from nobsp.tabular import Explanation, Functions, Health, NObSP, ShapeCheck
     from nobsp.vision import ActivationMaps, NObSPCam, explain_images
     from nobsp.vision.confusions import confusions
 
@@ -47,6 +47,7 @@ __all__ = [
     "PartsExplanation",
     "Ranks",
     "RayCluster",
+    "ShapeCheck",
     "Usearch",
     "__version__",
     "as_module",
@@ -79,7 +80,7 @@ _HOMES = {
     "network.exported": ("as_module",),
     "parts": ("PartsExplanation", "explain_parts"),
     "reporting": ("report",),
-    "tabular": ("Explanation", "Functions", "Health", "NObSP"),
+    "tabular": ("Explanation", "Functions", "Health", "NObSP", "ShapeCheck"),
     "vision": ("ActivationMaps", "NObSPCam", "confusions", "explain_images"),
 }
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, Frame, TableLike
 from nobsp.arguments import join_names
@@ -136,3 +139,44 @@ def _frame_of_any_kind(columns: Mapping[str, ArrayLike]) -> TableLike:
         except ImportError:
             continue
     raise ImportError("a frame needs pandas or polars: pip install 'nobsp[frames]'.")
+
+
+def replace_column(
+    data: TableLike, values: AnyArray, *, position: int, name: str | None
+) -> TableLike:
+    """A table of the same kind with other values in one column: by name in a frame that has it, else by position."""
+    import narwhals as nw
+
+    frame = frame_of(data)
+    if frame is not None:
+        columns = [str(column) for column in frame.columns]
+        place = columns.index(name) if name in columns else position
+        series = nw.new_series(
+            name=frame.columns[place], values=values.tolist(), backend=frame.implementation
+        )
+        index = nw.maybe_get_index(frame)
+        replaced = frame.with_columns(series if index is None else _with_index(series, index))
+        return replaced.to_native()
+    if hasattr(data, "detach"):
+        import torch
+
+        copy = data.detach().clone()
+        if not copy.is_floating_point() and not bool((values == values.astype(int)).all()):
+            copy = copy.double()
+        copy[:, position] = torch.as_tensor(values.astype(float)).to(copy)
+        return copy
+    copy = np.array(data)
+    is_whole = copy.dtype.kind in "biu"
+    if is_whole and values.dtype.kind == "f":
+        copy = copy.astype(np.float64)
+    copy[:, position] = values
+    return copy
+
+
+def _with_index(series: Any, index: Any) -> Any:
+    """A pandas series with a frame's index, so that its values stay where they are."""
+    import narwhals as nw
+
+    native = series.to_native()
+    native.index = index
+    return nw.from_native(native, series_only=True)

@@ -79,6 +79,14 @@ class Comparison:
             models' predictions.
         findings: What is worth knowing before the numbers are believed.
         sides: The two accounts.
+
+    Example:
+        >>> import numpy as np, nobsp
+        >>> X = np.random.default_rng(0).normal(size=(400, 2))
+        >>> explainer = nobsp.NObSP(lambda X: 2 * X[:, 0] + X[:, 1], features=["age", "size"]).fit(X)
+        >>> comparison = nobsp.compare(explainer(X[:200] + [1, 0]), explainer(X[:200]), names=("new", "old"))
+        >>> comparison.entries, abs(comparison.gap.value[:, 0]).round(6).tolist()
+        (('age', 'size', 'residual'), [2.0, 0.0, 0.0])
     """
 
     kind: Kind

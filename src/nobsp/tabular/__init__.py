@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from nobsp.tabular.explanation import Explanation
     from nobsp.tabular.functions import Functions
     from nobsp.tabular.health import Health, TermHealth
+    from nobsp.tabular.shapes import ShapeCheck
 
-__all__ = ["Explanation", "Functions", "Health", "NObSP", "TermHealth"]
+__all__ = ["Explanation", "Functions", "Health", "NObSP", "ShapeCheck", "TermHealth"]
 
 # The modules that public names live in.
 _HOMES = {
@@ -20,6 +21,7 @@ _HOMES = {
     "Functions": "functions",
     "Health": "health",
     "NObSP": "explainer",
+    "ShapeCheck": "shapes",
     "TermHealth": "health",
 }
 

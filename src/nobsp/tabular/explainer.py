@@ -49,6 +49,7 @@ from nobsp.tabular.indexing import output_position, term_name
 from nobsp.tabular.predicting import classes_of_model
 from nobsp.tabular.rows import read_rows
 from nobsp.tabular.setting import Options, Setting, pose_problem, prepare_data
+from nobsp.tabular.shapes import Shape, ShapeCheck, check_shape
 
 # Calibrations of which it was said that rows are explained worse than the headline.
 _WARNED: WeakSet[Fitted] = WeakSet()
@@ -428,6 +429,67 @@ class NObSP(Explainer):
                     removal_effects(represent, fitted.readout, inputs, replaced, self.batch_size)
                 )
         return torch.cat(effects).numpy()
+
+    @keeps_torch_modes
+    def check_shape(
+        self,
+        feature: str,
+        shape: Shape,
+        X: Any,
+        *,
+        tolerance: float | None = None,
+        output: int | str | None = None,
+        within: tuple[float, float] | None = None,
+        most_rows: int | None = 2000,
+        confidence: float = 0.95,
+    ) -> ShapeCheck:
+        """Asks the model whether it keeps a shape along a feature, on every row's own line.
+
+        A row's values stay as they are and the feature takes every value of its range. A model of trees is asked on
+        each of its steps, so that the answer is exact for the row; others at the knots of the feature's table and more
+        densely where the table is steep. Tables certify nothing: all that counts are the model's own outputs (before
+        a sigmoid, softmax or exponential).
+
+        Args:
+            feature: Its name: a number, or a category of numbers; "bounded" can be asked of any category.
+            shape: "increasing" or "decreasing" (never falls, never rises), "convex" or "concave", or "bounded": the
+                feature alone moves no prediction by more than `tolerance`.
+            X: Rows: an array, a tensor or a frame. The bound holds for rows drawn as these were.
+            tolerance: What may deviate without counting, in units of the output; a ten-thousandth of the predictions'
+                spread when None. Must be given for "bounded".
+            output: Which output; may be left out where there is only one.
+            within: Range of the feature; the calibrated one when None.
+            most_rows: Most rows, drawn by chance; all of `X` when None.
+            confidence: Of the interval whose upper end is `bound`.
+
+        Returns:
+            A `ShapeCheck`: share of rows that break it with a bound, the worst break, and counterexamples to feed to
+            the model.
+
+        Example:
+            >>> import numpy as np, nobsp
+            >>> X = np.random.default_rng(0).normal(size=(300, 2))
+            >>> explainer = nobsp.NObSP(lambda X: np.exp(X[:, 0]) - X[:, 1] ** 2, features=["a", "b"]).fit(X)
+            >>> explainer.check_shape("a", "increasing", X).holds
+            True
+            >>> explainer.check_shape("b", "increasing", X).rate
+            1.0
+        """
+        fitted = self._fitted
+        with unseen_levels(), running_on(fitted.readout, self.device) as represent:
+            return check_shape(
+                fitted,
+                represent,
+                feature,
+                shape,
+                X,
+                tolerance=tolerance,
+                output=output,
+                within=within,
+                most_rows=most_rows,
+                confidence=confidence,
+                batch_size=self.batch_size,
+            )
 
     def function(
         self, term: str | Sequence[str], *, output: int | str = 0

@@ -1,0 +1,1 @@
+"""Differences of accounts, shapes and weak spots, measured."""

@@ -1,0 +1,178 @@
+"""Gaps between two sets of rows where every function is known: error of the parts, and coverage of intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import nobsp
+from benchmarks.networks import train
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+Term = tuple[str, ...]
+
+NAMES = ("x0", "x1", "x2", "x3", "x4")
+CORRELATIONS = (0.0, 0.5, 0.9)
+# Rows calibrated on, of either group, and of the population that stands for the truth.
+CALIBRATED = 1000
+GROUP = 500
+POPULATION = 400_000
+# How far the means of the first group lie from those of the second.
+SHIFT = np.array([0.5, -0.4, 0.3, 0.5, 0.0])
+BACKGROUND = 100
+
+
+@dataclass(frozen=True)
+class Design:
+    """Functions by term; the model is their sum."""
+
+    terms: dict[Term, Callable[[Array], Array]]
+
+    def __call__(self, X: Array) -> Array:
+        return np.asarray(sum(function(X) for function in self.terms.values()))
+
+
+MAINS: dict[Term, Callable[[Array], Array]] = {
+    ("x0",): lambda X: np.sin(2 * X[:, 0]),
+    ("x1",): lambda X: X[:, 1] ** 2 / 2,
+    ("x2",): lambda X: np.tanh(2 * X[:, 2]),
+    ("x3",): lambda X: 0.5 * X[:, 3],
+    ("x4",): lambda X: 0.0 * X[:, 4],
+}
+PAIRS: dict[Term, Callable[[Array], Array]] = {
+    ("x0", "x3"): lambda X: 0.6 * X[:, 0] * X[:, 3],
+    ("x1", "x2"): lambda X: 0.5 * X[:, 1] * X[:, 2],
+}
+DESIGNS = {"additive": Design(MAINS), "interactions": Design({**MAINS, **PAIRS})}
+
+
+def draw_rows(n_rows: int, correlation: float, generator: np.random.Generator) -> Array:
+    """Normal columns, all correlated alike."""
+    common = generator.standard_normal((n_rows, 1))
+    own = generator.standard_normal((n_rows, len(NAMES)))
+    return np.asarray(np.sqrt(correlation) * common + np.sqrt(1 - correlation) * own)
+
+
+def true_gaps(design: Design, correlation: float) -> dict[Term, float]:
+    """Every term's part of the gap between the populations."""
+    rows = draw_rows(POPULATION, correlation, np.random.default_rng(12345))
+    return {
+        term: float((function(rows + SHIFT) - function(rows)).mean())
+        for term, function in design.terms.items()
+    }
+
+
+def measure_coverage(name: str, correlation: float, *, repetitions: int) -> dict[str, Any]:
+    """The functions themselves as the model: coverage of 90% intervals, by term, and of SHAP's error bars."""
+    design = DESIGNS[name]
+    truth = true_gaps(design, correlation)
+    covered: dict[str, list[bool]] = {" × ".join(term): [] for term in truth}
+    by_shap: list[list[bool]] = []
+    for repetition in range(repetitions):
+        generator = np.random.default_rng([repetition, int(10 * correlation)])
+        draw = partial(draw_rows, correlation=correlation, generator=generator)
+        explainer = nobsp.NObSP(design, features=list(NAMES)).fit(draw(CALIBRATED))
+        first, second = draw(GROUP) + SHIFT, draw(GROUP)
+        comparison = nobsp.compare(explainer(first), explainer(second), random_state=repetition)
+        for term, gap in truth.items():
+            label = " × ".join(term)
+            is_covered = False
+            if label in comparison.entries:
+                interval = comparison.gap.take(comparison.entries.index(label))
+                is_covered = bool(interval.lower[0] <= gap <= interval.upper[0])
+            covered[label].append(is_covered)
+
+        values = shap_values(design, np.concatenate([first, second]), draw(BACKGROUND))
+        difference, bars = shap_difference(values, generator)
+        expected = by_feature(truth)
+        by_shap.append(
+            list((difference + bars[0] <= expected) & (expected <= difference + bars[1]))
+        )
+    return {
+        "terms": {label: float(np.mean(hits)) for label, hits in covered.items()},
+        "coverage": float(np.mean([hit for hits in covered.values() for hit in hits])),
+        "shap": float(np.mean(by_shap)),
+    }
+
+
+def by_feature(parts: dict[Term, float]) -> Array:
+    """Parts by feature, a pair shared equally between its two, as Shapley values share it."""
+    shares = np.zeros(len(NAMES))
+    for term, part in parts.items():
+        for feature in term:
+            shares[NAMES.index(feature)] += part / len(term)
+    return shares
+
+
+def shap_values(model: Callable[[Array], Array], rows: Array, background: Array) -> Array:
+    """Exact interventional Shapley values."""
+    import shap
+
+    masker = shap.maskers.Independent(background, max_samples=len(background))
+    return np.asarray(shap.explainers.ExactExplainer(model, masker)(rows).values)
+
+
+def shap_difference(values: Array, generator: np.random.Generator) -> tuple[Array, Array]:
+    """Difference of mean Shapley values of two groups of equal size, and the bars that `group_difference` draws."""
+    half = len(values) // 2
+    drawn = []
+    for _ in range(200):
+        is_first = generator.random(len(values)) > 0.5
+        drawn.append(values[is_first].mean(0) - values[~is_first].mean(0))
+    ends = np.percentile(np.array(drawn), [5, 95], axis=0)
+    return values[:half].mean(0) - values[half:].mean(0), ends
+
+
+def measure_errors(name: str, correlation: float, *, repetitions: int) -> dict[str, Any]:
+    """Networks trained on the functions: root mean square error of the parts by feature, beside SHAP's."""
+    design = DESIGNS[name]
+    expected = by_feature(true_gaps(design, correlation))
+    errors: dict[str, list[Array]] = {"nobsp": [], "shap": []}
+    for repetition in range(repetitions):
+        generator = np.random.default_rng([repetition, int(10 * correlation), 7])
+        draw = partial(draw_rows, correlation=correlation, generator=generator)
+        network = train_network(design, draw(4000), seed=repetition)
+        explainer = nobsp.NObSP(network, features=list(NAMES)).fit(draw(CALIBRATED))
+        # Many rows, so that the functions decide and not which rows were drawn.
+        first, second = draw(4 * GROUP) + SHIFT, draw(4 * GROUP)
+        comparison = nobsp.compare(explainer(first), explainer(second), draws=100)
+        parts = dict(zip(comparison.terms, comparison.gap.value[:-1, 0], strict=True))
+        errors["nobsp"].append(by_feature(parts) - expected)
+
+        def predict(rows: Array, network: nn.Module = network) -> Array:
+            with torch.no_grad():
+                return np.asarray(network(torch.as_tensor(rows)).numpy()[:, 0])
+
+        few = np.concatenate([first[:GROUP], second[:GROUP]])
+        values = shap_values(predict, few, draw(BACKGROUND))
+        errors["shap"].append(shap_difference(values, generator)[0] - expected)
+        # The same rows for us, so that neither has the better draw.
+        fewer = nobsp.compare(explainer(first[:GROUP]), explainer(second[:GROUP]), draws=100)
+        parts = dict(zip(fewer.terms, fewer.gap.value[:-1, 0], strict=True))
+        errors["nobsp"][-1] = by_feature(parts) - expected
+    return {method: float(np.sqrt(np.mean(np.square(values)))) for method, values in errors.items()}
+
+
+def train_network(design: Design, X: Array, *, seed: int) -> nn.Module:
+    """A network that has learnt the functions' sum."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = nn.Sequential(
+            nn.Linear(len(NAMES), 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1)
+        )
+    target = torch.as_tensor(design(X))[:, None]
+    return train(
+        network,
+        torch.as_tensor(X),
+        target,
+        seed=seed,
+        epochs=30,
+        batch_size=256,
+        learning_rate=2e-3,
+    )

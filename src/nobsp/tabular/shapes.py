@@ -1,0 +1,486 @@
+"""Does the model ever fall where it should rise? Asked of the model itself, along every row's own line.
+
+A line goes through a row: all its values stay, one feature takes every value of its range. Tables only say where to
+look. A model of steps is asked once on every step, so that nothing between two values can be missed; others are asked
+at the knots of the feature's table and at values between which the table changes alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nobsp._typing import AnyArray, FloatArray, TableLike
+from nobsp.arguments import require_choice, require_number, require_whole_number, suggest
+from nobsp.frames import replace_column, take_rows
+from nobsp.network.readout import as_model_takes
+from nobsp.tabular.columns import input_values
+from nobsp.tabular.effort import Represent
+from nobsp.tabular.fitted import Fitted
+from nobsp.tabular.indexing import output_position
+from nobsp.tabular.lookup import LevelAxis, NumberAxis
+
+Shape = Literal["increasing", "decreasing", "convex", "concave", "bounded"]
+Places = np.ndarray[Any, np.dtype[np.intp]]
+
+# Steps smaller than this share of the predictions' spread are rounding, where nobody says otherwise.
+USUAL_TOLERANCE = 1e-4
+# Knots of a table at which models that are no steps are asked, and further values where the table is steep.
+MOST_KNOTS = 65
+STEEP_VALUES = 64
+# Rows on which it is tried whether a model of trees is constant between its thresholds, and what counts as constant.
+_TRIED_ROWS = 16
+_SAME = 1e-6
+# Counterexamples that are kept, the worst.
+MOST_COUNTEREXAMPLES = 10
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ShapeCheck:
+    """Whether a model keeps a shape along one feature, as `NObSP.check_shape` asked it.
+
+    Attributes:
+        feature: The feature.
+        shape: What was asked.
+        output: Which output.
+        tolerance: What a row's line may deviate without counting.
+        within: The range of values, of a number; None for levels.
+        n_rows: Rows whose lines were followed.
+        n_values: Values that the feature took on every line.
+        exact: Whether the model was asked on every step it has, so that nothing lies between; for other models a break
+            between two values may have been missed.
+        n_broken: Rows whose line breaks the shape.
+        rate: Their share.
+        bound: With so large a `confidence`, at most this share of rows of the same kind break it (Clopper and Pearson's
+            upper end).
+        confidence: That of the two-sided interval whose upper end `bound` is.
+        worst: The largest break, in units of the output; 0 where there is none.
+        broken_rows: Positions in `X` of the rows whose line breaks the shape.
+        counterexamples: Rows to feed to the model oneself, as a table like `X`: two after one another for each of the
+            worst breaks (three for convex and concave), which differ in the feature alone. None where there is none.
+        predictions: What the model says to each of them.
+        breaks: How large each of these breaks is, one per counterexample.
+
+    Example:
+        >>> import numpy as np, nobsp
+        >>> X = np.random.default_rng(0).normal(size=(300, 2))
+        >>> explainer = nobsp.NObSP(lambda X: X[:, 0] * X[:, 1], features=["a", "b"]).fit(X)
+        >>> check = explainer.check_shape("a", "increasing", X)
+        >>> bool(check.n_broken == (X[:, 1] < 0).sum()), check.counterexamples.shape
+        (True, (20, 2))
+    """
+
+    feature: str
+    shape: str
+    output: str
+    tolerance: float
+    within: tuple[float, float] | None
+    n_rows: int
+    n_values: int
+    exact: bool
+    n_broken: int
+    rate: float
+    bound: float
+    confidence: float
+    worst: float
+    broken_rows: Places
+    counterexamples: TableLike | None
+    predictions: FloatArray
+    breaks: FloatArray
+
+    @property
+    def holds(self) -> bool:
+        """Whether no row that was tried breaks it."""
+        return self.n_broken == 0
+
+    def __repr__(self) -> str:
+        asked = f"{self.feature} {self.shape}"
+        where = f"{self.n_rows:,} rows, {self.n_values:,} values each"
+        if self.holds:
+            verdict = "holds on all rows tried"
+        else:
+            verdict = (
+                f"broken by {self.n_broken:,} rows ({self.rate:.2%}), by {self.worst:.3g} at worst"
+            )
+        unseen = "" if self.exact else "; between the values the model was not asked"
+        return (
+            f"ShapeCheck({asked}: {verdict}; at most {self.bound:.2%} of such rows "
+            f"with {self.confidence:.0%} confidence; {where}{unseen})"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Line:
+    """The values that a feature takes on every row's line."""
+
+    values: AnyArray  # in the caller's units, (values,)
+    inputs: Tensor  # as the network takes them, (values, columns)
+    columns: list[int]  # of the network's input
+    positions: FloatArray  # where the values are, for slopes
+    exact: bool
+    within: tuple[float, float] | None
+
+
+def check_shape(
+    fitted: Fitted,
+    represent: Represent,
+    feature: str,
+    shape: str,
+    X: TableLike,
+    *,
+    tolerance: float | None,
+    output: int | str | None,
+    within: tuple[float, float] | None,
+    most_rows: int | None,
+    confidence: float,
+    batch_size: int,
+) -> ShapeCheck:
+    """Follows every row's line; see `NObSP.check_shape`."""
+    _require_arguments(shape, tolerance, confidence, most_rows, X)
+    number = _feature_number(fitted, feature)
+    names = fitted.functions.output_names
+    chosen_output = _chosen_output(output, names)
+    positions = _choose_rows(len(X), most_rows)
+    rows = X if len(positions) == len(X) else take_rows(X, positions)
+    inputs = torch.cat(list(fitted.source(rows, batch_size)))
+
+    def ask(line: _Line) -> FloatArray:
+        few = inputs[:_TRIED_ROWS]
+        return _follow(fitted, represent, few, line, chosen_output, batch_size)
+
+    line = _line_of(fitted, number, shape, within, chosen_output, ask)
+    outputs = _follow(fitted, represent, inputs, line, chosen_output, batch_size)
+    if not np.isfinite(outputs).any(1).all():
+        raise ValueError("X has rows for which the model gives no finite answer; leave them out.")
+
+    if tolerance is None:
+        own = _predict(fitted, represent, inputs, batch_size)[:, chosen_output]
+        tolerance = USUAL_TOLERANCE * float(np.nanstd(own))
+    breaks = [_find_break(shape, line.positions, outcome) for outcome in outputs]
+    sizes = np.array([size for size, _ in breaks])
+    broken = np.flatnonzero(sizes > tolerance)
+
+    worst = broken[np.argsort(-sizes[broken], kind="stable")][:MOST_COUNTEREXAMPLES]
+    examples = _Examples.of(fitted, rows, number, line, [(row, breaks[row][1]) for row in worst])
+    predictions = np.zeros(0)
+    if examples.table is not None:
+        fed = torch.cat(list(fitted.source(examples.table, batch_size)))
+        predictions = _predict(fitted, represent, fed, batch_size)[:, chosen_output]
+
+    _, bound = clopper_pearson(len(broken), len(sizes), confidence)
+    return ShapeCheck(
+        feature=feature,
+        shape=shape,
+        output=names[chosen_output],
+        tolerance=float(tolerance),
+        within=line.within,
+        n_rows=len(sizes),
+        n_values=len(line.values),
+        exact=line.exact,
+        n_broken=len(broken),
+        rate=len(broken) / len(sizes),
+        bound=bound,
+        confidence=confidence,
+        worst=float(sizes[broken].max(initial=0.0)),
+        broken_rows=positions[broken],
+        counterexamples=examples.table,
+        predictions=predictions,
+        breaks=sizes[worst],
+    )
+
+
+def clopper_pearson(hits: int, trials: int, confidence: float) -> tuple[float, float]:
+    """The exact two-sided interval of a share, from how often it came up."""
+    from scipy.stats import beta
+
+    tail = (1 - confidence) / 2
+    low = float(beta.ppf(tail, hits, trials - hits + 1)) if hits else 0.0
+    high = float(beta.ppf(1 - tail, hits + 1, trials - hits)) if hits < trials else 1.0
+    return low, high
+
+
+def _require_arguments(
+    shape: str, tolerance: float | None, confidence: float, most_rows: int | None, X: TableLike
+) -> None:
+    """Raises where an argument cannot be meant."""
+    require_choice("shape", shape, get_args(Shape))
+    require_number("confidence", confidence, above=0, below=1)
+    if most_rows is not None:
+        require_whole_number("most_rows", most_rows)
+    if tolerance is not None:
+        require_number("tolerance", tolerance, least=0)
+    elif shape == "bounded":
+        raise ValueError(
+            'tolerance must be given for "bounded": by how much the feature alone may move a prediction.'
+        )
+    if len(getattr(X, "shape", ())) != 2 or len(X) == 0:
+        raise ValueError("X must be an array, a tensor or a frame with at least one row.")
+
+
+def _feature_number(fitted: Fitted, feature: str) -> int:
+    """The position of a feature, or an error with the names that are close."""
+    names = fitted.functions.feature_names
+    if feature not in names:
+        raise ValueError(f"feature {feature!r} is not there; {suggest(feature, names)}")
+    return names.index(feature)
+
+
+def _chosen_output(output: int | str | None, names: tuple[str, ...]) -> int:
+    """Position of an output, which must be named where there are several."""
+    if output is None and len(names) > 1:
+        raise ValueError(f"output must be chosen among {', '.join(map(repr, names))}.")
+    return output_position(0 if output is None else output, names)
+
+
+def _choose_rows(n_rows: int, most: int | None) -> Places:
+    """All rows, or so many drawn by chance: a bound on a share needs rows that nobody picked."""
+    if most is None or n_rows <= most:
+        return np.arange(n_rows, dtype=np.intp)
+    drawn = np.random.default_rng(0).choice(n_rows, size=most, replace=False)
+    return np.sort(drawn).astype(np.intp)
+
+
+# ---------------------------------------------------------------------- where the model is asked
+
+
+# What the model says along the lines of a few rows, (rows, values).
+Ask = Callable[["_Line"], FloatArray]
+
+
+def _line_of(
+    fitted: Fitted,
+    number: int,
+    shape: str,
+    within: tuple[float, float] | None,
+    output: int,
+    ask: Ask,
+) -> _Line:
+    """The values at which the model is asked; `ask` tries out whether it is one of steps."""
+    feature = fitted.functions.features[number]
+    table = next((table for table in fitted.functions.tables if table.features == (number,)), None)
+    axis = table.axes[0] if table is not None and table.axes else None
+    columns = list(fitted.columns.features.columns[number])
+
+    if isinstance(axis, LevelAxis):
+        values, positions = _level_values(axis, feature.name, shape)
+        inputs = input_values(fitted.columns, fitted.adapted, number, values[:, None])
+        return _Line(values, inputs, columns, positions, exact=True, within=None)
+    if not isinstance(axis, NumberAxis) or feature.span is None or table is None:
+        raise ValueError(
+            f"feature {feature.name!r} is no single number and no category, so it has no line to follow."
+        )
+
+    low, high = _read_range(within, feature.span)
+    steep = _values_where_steep(axis.knots, table.values[: len(axis.knots), output], low, high)
+    if not fitted.adapted.steps:
+        inputs = input_values(fitted.columns, fitted.adapted, number, steep[:, None])
+        return _Line(steep, inputs, columns, steep, exact=False, within=(low, high))
+
+    # Between two thresholds nothing changes. Slopes need both sides of each, levels only one.
+    steps = fitted.adapted.steps.get(feature.columns[0], np.zeros((0, 2)))
+    sides = steps.ravel() if shape in ("convex", "concave") else steps[:, 1:].ravel()
+    inner = sides[(sides > low) & (sides <= high)]
+    values = np.unique(np.concatenate([[low], inner, [high]]))
+    inputs = input_values(fitted.columns, fitted.adapted, number, values[:, None])
+    line = _Line(values, inputs, columns, values, exact=True, within=(low, high))
+    if _is_constant_between(line, steps, lambda x: _between(fitted, number, x), ask):
+        return line
+
+    # Trees with a line in every leaf, for example.
+    values = np.unique(np.concatenate([values, steep]))
+    inputs = input_values(fitted.columns, fitted.adapted, number, values[:, None])
+    return _Line(values, inputs, columns, values, exact=False, within=(low, high))
+
+
+def _between(fitted: Fitted, number: int, values: FloatArray) -> Tensor:
+    """Values of a feature as the network takes them."""
+    return input_values(fitted.columns, fitted.adapted, number, values[:, None])
+
+
+def _is_constant_between(
+    line: _Line, steps: FloatArray, encode: Callable[[FloatArray], Tensor], ask: Ask
+) -> bool:
+    """Whether a model says in the middle between two thresholds what it says beside them."""
+    ends = np.unique(np.concatenate([[line.values[0]], steps[:, 1], [line.values[-1]]]))
+    ends = ends[(ends >= line.values[0]) & (ends <= line.values[-1])]
+    starts = ends[:-1]
+    middles = starts + np.diff(ends) / 2
+    at_starts = ask(replace(line, values=starts, inputs=encode(starts)))
+    at_middles = ask(replace(line, values=middles, inputs=encode(middles)))
+    difference = np.abs(at_middles - at_starts).max(initial=0.0)
+    return bool(difference <= _SAME * (1 + np.abs(at_starts).max(initial=0.0)))
+
+
+def _level_values(axis: LevelAxis, name: str, shape: str) -> tuple[AnyArray, FloatArray]:
+    """The levels of a category, in the order of their numbers where they are some."""
+    if isinstance(axis.levels, tuple) or len(axis.columns) > 1:
+        if shape != "bounded" or len(axis.columns) > 1:
+            raise ValueError(
+                f"the levels of {name!r} are names, which have no order; only "
+                '"bounded" can be asked of a category in one column.'
+            )
+        levels = np.array(axis.levels, dtype=object)
+        return levels, np.arange(len(levels), dtype=np.float64)
+    numbers = np.sort(np.asarray(axis.levels, dtype=np.float64)[:, 0])
+    return numbers, numbers
+
+
+def _read_range(
+    within: tuple[float, float] | None, span: tuple[float, float]
+) -> tuple[float, float]:
+    """The caller's range, or the calibrated one."""
+    if within is None:
+        return span
+    if not isinstance(within, tuple | list) or len(within) != 2:
+        raise ValueError(f"within must be a pair (low, high), found {within!r}.")
+    low = require_number("within", within[0])
+    high = require_number("within", within[1])
+    if not low < high:
+        raise ValueError(f"within must be a pair (low, high) with low < high, found {within!r}.")
+    return low, high
+
+
+def _values_where_steep(
+    knots: FloatArray, values: FloatArray, low: float, high: float
+) -> FloatArray:
+    """Knots of a table, and values between which the table changes by equal amounts."""
+    inside = knots[(knots > low) & (knots < high)]
+    picked = (
+        inside[np.unique(np.linspace(0, len(inside) - 1, MOST_KNOTS).astype(int))]
+        if len(inside)
+        else inside
+    )
+
+    grid = np.unique(np.concatenate([[low], inside, [high]]))
+    heights = np.interp(grid, knots, values)
+    climbed = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(heights)))])
+    steep = np.zeros(0)
+    if climbed[-1] > 0:
+        steep = np.interp(np.linspace(0, climbed[-1], STEEP_VALUES + 2)[1:-1], climbed, grid)
+    even = np.linspace(low, high, MOST_KNOTS)
+    return np.unique(np.concatenate([picked, steep, even]))
+
+
+# ---------------------------------------------------------------------- asking
+
+
+def _follow(
+    fitted: Fitted,
+    represent: Represent,
+    rows: Tensor,
+    line: _Line,
+    output: int,
+    batch_size: int,
+) -> FloatArray:
+    """What the model says along every row's line, (rows, values)."""
+    n_values = len(line.values)
+    outcomes = np.empty(len(rows) * n_values)
+    for numbers in torch.split(torch.arange(len(outcomes)), batch_size):
+        inputs = rows[numbers // n_values].clone()
+        inputs[:, line.columns] = line.inputs[numbers % n_values].to(inputs)
+        answers = _predict(fitted, represent, inputs, batch_size)
+        outcomes[numbers.numpy()] = answers[:, output]
+    return outcomes.reshape(len(rows), n_values)
+
+
+def _predict(fitted: Fitted, represent: Represent, rows: Tensor, batch_size: int) -> FloatArray:
+    """The model's outputs for rows as the network takes them."""
+    parts = []
+    for batch in torch.split(rows, batch_size):
+        representation = represent(as_model_takes(batch, fitted.readout))
+        parts.append(fitted.readout.logits(representation).cpu().double())
+    return np.asarray(torch.cat(parts).numpy())
+
+
+# ---------------------------------------------------------------------- judging
+
+# How large a break is, and at which values it shows.
+Break = tuple[float, tuple[int, ...]]
+
+
+def _find_break(shape: str, positions: FloatArray, outcomes: FloatArray) -> Break:
+    """The largest break of a shape on one line."""
+    sign = -1.0 if shape in ("decreasing", "concave") else 1.0
+    judge: Callable[[FloatArray, FloatArray], Break] = _largest_fall
+    if shape in ("convex", "concave"):
+        judge = _largest_bulge
+    elif shape == "bounded":
+        judge = _largest_move
+    known = np.flatnonzero(np.isfinite(outcomes))
+    size, places = judge(positions[known], sign * outcomes[known])
+    return size, tuple(int(known[place]) for place in places)
+
+
+def _largest_fall(_: FloatArray, outcomes: FloatArray) -> Break:
+    """How far a line falls below what it had reached."""
+    reached = np.maximum.accumulate(outcomes)
+    after = int((reached - outcomes).argmax())
+    before = int(outcomes[: after + 1].argmax())
+    return float(outcomes[before] - outcomes[after]), (before, after)
+
+
+def _largest_move(_: FloatArray, outcomes: FloatArray) -> Break:
+    """How far apart the lowest and the highest point of a line are."""
+    low = int(outcomes.argmin())
+    high = int(outcomes.argmax())
+    return float(outcomes[high] - outcomes[low]), (min(low, high), max(low, high))
+
+
+def _largest_bulge(positions: FloatArray, outcomes: FloatArray) -> Break:
+    """How far a line lies above a chord of its own: above the largest convex function below it."""
+    corners = _lower_hull(positions, outcomes)
+    below = np.interp(positions, positions[corners], outcomes[corners])
+    middle = int((outcomes - below).argmax())
+    size = float(outcomes[middle] - below[middle])
+    after = int(np.searchsorted(corners, middle, side="left"))
+    if after == 0 or corners[min(after, len(corners) - 1)] == middle:
+        return 0.0, (0, 0, 0)
+    return size, (int(corners[after - 1]), middle, int(corners[after]))
+
+
+def _lower_hull(x: FloatArray, y: FloatArray) -> Places:
+    """Positions of the corners of the largest convex function below some points, x increasing."""
+    corners: list[int] = []
+    for point in range(len(x)):
+        while len(corners) > 1:
+            first, second = corners[-2:]
+            is_above = (y[second] - y[first]) * (x[point] - x[first]) >= (y[point] - y[first]) * (
+                x[second] - x[first]
+            )
+            if not is_above:
+                break
+            corners.pop()
+        corners.append(point)
+    return np.array(corners, dtype=np.intp)
+
+
+@dataclass(frozen=True, eq=False)
+class _Examples:
+    """Counterexamples as rows of the caller's table."""
+
+    table: TableLike | None
+
+    @classmethod
+    def of(
+        cls,
+        fitted: Fitted,
+        rows: TableLike,
+        number: int,
+        line: _Line,
+        breaks: list[tuple[int, tuple[int, ...]]],
+    ) -> _Examples:
+        """Every broken row as often as its break takes values, each with one of them."""
+        if not breaks:
+            return cls(None)
+        repeated = np.concatenate([np.full(len(places), row) for row, places in breaks])
+        values = line.values[np.concatenate([places for _, places in breaks])]
+        member = fitted.functions.features[number].columns[0]
+        names = fitted.functions.column_names
+        name = None if names is None else names[member]
+        table = replace_column(take_rows(rows, repeated), values, position=member, name=name)
+        return cls(table)

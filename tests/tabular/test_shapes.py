@@ -1,0 +1,178 @@
+"""Shapes are asked of the model: exactly on trees, with bounds, and with counterexamples that anyone can check."""
+
+from __future__ import annotations
+
+import lightgbm as lgb
+import numpy as np
+import pandas as pd
+import pytest
+import xgboost as xgb
+
+import nobsp
+from nobsp.tabular.shapes import clopper_pearson
+
+SHAPES = ("increasing", "decreasing", "convex", "concave", "bounded")
+
+
+def rows(seed, n=200):
+    return np.random.default_rng(seed).uniform(-2, 2, size=(n, 3))
+
+
+def truth(X):
+    return np.sin(2 * X[:, 0]) + X[:, 1] ** 2 + X[:, 0] * X[:, 2]
+
+
+@pytest.fixture(scope="module")
+def trees():
+    X = rows(0, 600)
+    model = xgb.XGBRegressor(n_estimators=15, max_depth=3, n_jobs=1).fit(X, truth(X) + X[:, 1])
+    return model, nobsp.NObSP(model, interactions=0).fit(X)
+
+
+def break_by_brute_force(shape, x, y):
+    """The largest break over all pairs, or triples, of values."""
+    sign = -1 if shape in ("decreasing", "concave") else 1
+    y = sign * y
+    if shape == "bounded":
+        return y.max() - y.min()
+    if shape in ("increasing", "decreasing"):
+        return max(y[i] - y[j] for i in range(len(y)) for j in range(i, len(y)))
+    worst = 0.0
+    for i in range(len(x)):
+        for k in range(i + 2, len(x)):
+            share = (x[i + 1 : k] - x[i]) / (x[k] - x[i])
+            chord = (1 - share) * y[i] + share * y[k]
+            worst = max(worst, (y[i + 1 : k] - chord).max())
+    return worst
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_breaks_of_trees_equal_a_brute_force_search(trees, shape):
+    model, explainer = trees
+    X = rows(1, 4)
+    check = explainer.check_shape("x0", shape, X, tolerance=0.3)
+    nodes = model.get_booster().trees_to_dataframe()
+    feature = nodes["Feature"].isin(["x0", "f0"])
+    splits = np.unique(nodes["Split"][feature].astype(np.float32))
+    below = np.nextafter(splits, np.float32(-np.inf))
+    x = np.unique(np.concatenate([splits, below, check.within]))
+    x = x[(x >= check.within[0]) & (x <= check.within[1])].astype(float)
+
+    sizes = []
+    for row in X:
+        line = np.repeat(row[None], len(x), 0)
+        line[:, 0] = x
+        sizes.append(break_by_brute_force(shape, x, model.predict(line).astype(float)))
+    assert check.exact
+    assert check.n_broken == (np.array(sizes) > 0.3).sum()
+    assert check.worst == pytest.approx(max(sizes), abs=1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_counterexamples_break_the_shape_when_fed_to_the_model(trees, shape):
+    model, explainer = trees
+    X = pd.DataFrame(rows(2, 50), columns=["x0", "x1", "x2"])
+    before = X.copy()
+    check = explainer.check_shape("x0", shape, X, tolerance=0.2)
+    assert not check.holds
+    fed = model.predict(check.counterexamples.to_numpy()).astype(float)
+    np.testing.assert_allclose(fed, check.predictions, atol=1e-5)
+    each = 3 if shape in ("convex", "concave") else 2
+    assert len(fed) == each * len(check.breaks)
+    for number, size in enumerate(check.breaks):
+        own = slice(each * number, each * (number + 1))
+        table = check.counterexamples.iloc[own]
+        assert (table[["x1", "x2"]].nunique() == 1).all()
+        values = table["x0"].to_numpy()
+        assert (np.diff(values) > 0).all()
+        assert break_by_brute_force(shape, values, fed[own]) == pytest.approx(size, abs=1e-4)
+    pd.testing.assert_frame_equal(X, before)
+
+
+def test_constrained_trees_hold_and_free_ones_do_not():
+    X = rows(3, 500)
+    y = truth(X)
+    free = lgb.LGBMRegressor(n_estimators=20, verbose=-1, n_jobs=1).fit(X, y)
+    constrained = lgb.LGBMRegressor(
+        n_estimators=20, verbose=-1, n_jobs=1, monotone_constraints=[1, 0, 0]
+    ).fit(X, y)
+    checks = [
+        nobsp.NObSP(model, interactions=0).fit(X).check_shape("x0", "increasing", X[:100])
+        for model in (free, constrained)
+    ]
+    assert checks[0].rate > 0.5
+    assert checks[1].holds
+    assert checks[1].bound == pytest.approx(1 - 0.025 ** (1 / 100))
+
+
+def test_trees_with_lines_in_their_leaves_are_not_called_exact():
+    X = rows(4, 500)
+    model = lgb.LGBMRegressor(n_estimators=5, verbose=-1, n_jobs=1, linear_tree=True).fit(
+        X, truth(X)
+    )
+    explainer = nobsp.NObSP(model, interactions=0).fit(X)
+    assert not explainer.check_shape("x0", "increasing", X[:30]).exact
+
+
+def test_smooth_models_are_asked_along_their_range():
+    X = rows(5, 300)
+    explainer = nobsp.NObSP(lambda X: X[:, 0] ** 3 + X[:, 1] ** 2 * X[:, 2]).fit(X)
+    assert explainer.check_shape("x0", "increasing", X).holds
+    check = explainer.check_shape("x1", "convex", X, tolerance=0.04)
+    # Convex where x2 is above zero, concave below.
+    assert not check.exact
+    assert set(np.flatnonzero(X[:, 2] < -0.05)) <= set(check.broken_rows)
+    assert (X[check.broken_rows, 2] < 0).all()
+    assert explainer.check_shape("x1", "convex", X[X[:, 2] > 0]).holds
+    assert explainer.check_shape("x1", "increasing", X[X[:, 2] > 0], within=(0.0, 1.5)).holds
+
+
+def test_levels_have_an_order_only_where_they_are_numbers():
+    from sklearn.compose import make_column_transformer
+    from sklearn.linear_model import LinearRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder
+
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"colour": generator.choice(["red", "green"], 200), "size": generator.normal(size=200)}
+    )
+    y = frame["size"] + 2.0 * (frame["colour"] == "red")
+    encode = make_column_transformer((OneHotEncoder(), ["colour"]), remainder="passthrough")
+    explainer = nobsp.NObSP(make_pipeline(encode, LinearRegression()).fit(frame, y)).fit(frame)
+    with pytest.raises(ValueError, match="order"):
+        explainer.check_shape("colour", "increasing", frame)
+    assert explainer.check_shape("colour", "bounded", frame, tolerance=2.1).holds
+    check = explainer.check_shape("colour", "bounded", frame, tolerance=1.9)
+    assert check.rate == 1.0
+    assert check.worst == pytest.approx(2.0)
+    assert set(check.counterexamples["colour"]) == {"red", "green"}
+
+
+def test_the_bound_is_clopper_and_pearsons():
+    from scipy.stats import binom
+
+    low, high = clopper_pearson(7, 100, 0.95)
+    # The ends are where so few, or so many, hits would be a surprise of 2.5%.
+    assert binom.cdf(7, 100, high) == pytest.approx(0.025)
+    assert binom.sf(6, 100, low) == pytest.approx(0.025)
+    assert clopper_pearson(0, 10, 0.95)[0] == 0.0
+    assert clopper_pearson(10, 10, 0.95)[1] == 1.0
+
+
+def test_bad_input_is_refused_by_name(trees):
+    _, explainer = trees
+    X = rows(6, 10)
+    with pytest.raises(ValueError, match="shape"):
+        explainer.check_shape("x0", "wavy", X)
+    with pytest.raises(ValueError, match="feature 'x7'"):
+        explainer.check_shape("x7", "increasing", X)
+    with pytest.raises(ValueError, match="tolerance"):
+        explainer.check_shape("x0", "bounded", X)
+    with pytest.raises(ValueError, match="within"):
+        explainer.check_shape("x0", "convex", X, within=(1.0, 0.0))
+    with pytest.raises(ValueError, match="X"):
+        explainer.check_shape("x0", "convex", X[:0])
+    two = nobsp.NObSP(lambda X: X[:, :2]).fit(rows(0))
+    with pytest.raises(ValueError, match="output"):
+        two.check_shape("x0", "increasing", X)
