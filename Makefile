@@ -69,8 +69,10 @@ machine-%: $(VENV)/.stamp-browser
 	@echo "$*: $(or $(SETTING_$*),$(error no setting $*; there are default, avx2, compatible, one and three))"
 	$(SETTING_$*) $(RUN) -m pytest -q -n $(WORKERS)
 
-docs: $(VENV)/.stamp-docs ## the documentation, in site/; a warning is an error
+docs: $(VENV)/.stamp-docs ## the documentation, in site/, with the examples run; a warning is an error
+	OMP_NUM_THREADS=1 $(RUN) docs/_examples.py
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	@$(RUN) docs/_links.py site
 
 bench: $(VENV)/.stamp-bench ## one table of speeds; TABLE=synthetic runs another, TABLE= lists them, QUICK=1 hurries
 	@$(RUN) -m benchmarks $(TABLE) $(if $(QUICK),--quick)
@@ -85,7 +87,7 @@ release: test ## all of a release but the upload: everything that must hold, whe
 	NOBSP_REPOSITORY=$(REPOSITORY) $(RUN) release/check.py --out dist --install
 
 clean: ## remove .venv, caches and built files
-	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist site
+	rm -rf $(VENV) .cache demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist site
 	find src tests benchmarks campaign -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The interpreter is checked before the environment is made, so an old one fails with a sentence.
@@ -120,7 +122,7 @@ $(VENV)/.stamp-browser: $(VENV)/.stamp-dev
 	@touch $@
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-core
-	@$(INSTALL) --group docs
+	@$(INSTALL) -e ".[plot,images,report,frames]" --group docs
 	@touch $@
 
 $(VENV)/.stamp-bench: $(VENV)/.stamp-core

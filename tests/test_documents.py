@@ -146,6 +146,29 @@ def tree_names() -> Names:
     return {"NObSP": nobsp.NObSP, "X": X, "y": (X["age"] > 40) + X["income"]}
 
 
+def dear_names() -> Names:
+    """A table, and a model that is asked through a function."""
+    names = table_names()
+    model = names["model"]
+
+    def logits_of(rows: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return model(torch.as_tensor(rows, dtype=torch.float32)).numpy()
+
+    return {**names, "logits_of": logits_of}
+
+
+def one_output_names() -> Names:
+    """A table and a network with one output."""
+    names = table_names()
+    model = nn.Sequential(names["model"], nn.Linear(2, 1))
+    return {
+        **names,
+        "model": model,
+        "explainer": nobsp.NObSP(model, interactions=0).fit(names["X"]),
+    }
+
+
 # What every page's text takes for granted.
 PAGES: dict[str, Callable[[], Names]] = {
     "command-line.md": table_names,
@@ -157,13 +180,34 @@ PAGES: dict[str, Callable[[], Names]] = {
     "report.md": report_names,
     "scale.md": table_names,
     "tables.md": table_names,
+    "coming-from/cleanlab.md": image_names,
+    "coming-from/ebm.md": one_output_names,
+    "coming-from/gradcam.md": image_names,
+    "coming-from/pdp-ale.md": one_output_names,
+    "coming-from/shap.md": table_names,
+    "how-to/another-language.md": table_names,
+    "how-to/correlated-features.md": table_names,
+    "how-to/dear-models.md": dear_names,
+    "how-to/few-rows.md": table_names,
+    "how-to/gpu.md": dict,
+    "how-to/image-folder.md": image_names,
+    "how-to/labels.md": table_names,
+    "how-to/many-columns.md": table_names,
+    "how-to/probabilities.md": table_names,
+    "how-to/ray.md": dict,
+    "how-to/saving.md": table_names,
+    "how-to/several-outputs.md": table_names,
+    "how-to/streams.md": table_names,
+    "how-to/torchrun.md": dict,
+    "start/first-image.md": dict,
+    "start/first-table.md": dict,
 }
 # Pages that train networks of their own.
 SLOW = {"plots.md"}
 
 
 def test_every_page_with_code_is_run() -> None:
-    pages = {path.name for path in DOCS.glob("*.md") if blocks_of(path)}
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if blocks_of(path)}
     assert pages == set(PAGES)
 
 
