@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import narwhals as nw
 import numpy as np
@@ -67,31 +67,28 @@ class Coded:
         except nw.exceptions.DuplicateError:
             return None  # whatever reads the table next says so
         is_frame = isinstance(frame, nw.DataFrame)
-        if not is_frame and not (isinstance(X, np.ndarray) and X.ndim == 2):
+        is_matrix = isinstance(X, np.ndarray) and X.ndim == 2
+        if not is_frame and not is_matrix:
             return None
 
         levels: dict[int, list[Any]] = {}
         kinds: dict[int, str] = {}
         absent: list[int] = []
         for k in range(frame.shape[1]):
-            series = frame[:, k] if is_frame else None
-            values = X[:, k] if series is None else series.to_numpy()
-            if series is not None and isinstance(series.dtype, nw.Categorical | nw.Enum):
-                levels[k] = _categories(series)
-                kinds[k] = "category"
-            elif _holds_names(values if series is None else series):
-                if not text:
-                    return None  # whatever reads the table next says which column is not numbers
-                known = {value for value in values.tolist() if not is_missing(value)}
-                levels[k] = sorted(known, key=str)
-                kinds[k] = _kind_of_names(values if series is None else series.to_native())
-            elif missing and bool(np.isnan(_floats(values)).any()):
+            column = frame[:, k] if is_frame else X[:, k]
+            names = _names_in(column)
+            if names is not None and names.kind != "category" and not text:
+                return None  # whatever reads the table next says which column is not numbers
+            if names is not None:
+                levels[k] = names.levels
+                kinds[k] = names.kind
+            elif missing and _has_gaps(column.to_numpy() if is_frame else column):
                 absent.append(k)
 
         if not levels and not absent:
             return None
-        names = [str(name) for name in frame.columns] if is_frame else None
-        return cls(frame.shape[1], names, levels, kinds, absent, shares_unseen=shares_unseen)
+        column_names = [str(name) for name in frame.columns] if is_frame else None
+        return cls(frame.shape[1], column_names, levels, kinds, absent, shares_unseen=shares_unseen)
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -169,7 +166,9 @@ class Coded:
     def _names(self, k: int, codes: Array) -> Any:
         """The names that codes stand for, as the model was given them."""
         unseen = current_unseen_levels()
-        levels = [*self.levels[k], *(() if unseen is None else unseen.of_column(k))]
+        levels = list(self.levels[k])
+        if unseen is not None:
+            levels += unseen.of_column(k)
         positions = codes.round().astype(np.intp)
         if self.names is not None and self.kinds[k] == "category":
             import pandas as pd
@@ -182,10 +181,34 @@ class Coded:
         if self.names is not None and self.kinds[k] in _GAPS:
             import pandas as pd
 
-            return pd.Series(
-                values, dtype=object
-            )  # an array of texts would become one of its own kind
+            # An array of texts would become one of its own kind.
+            return pd.Series(values, dtype=object)
         return values
+
+
+class _Names(NamedTuple):
+    """What a column of names holds."""
+
+    levels: list[Any]
+    kind: str
+
+
+def _names_in(column: Any) -> _Names | None:
+    """Levels and kind of a series or an array that holds names; None for numbers."""
+    is_series = not isinstance(column, np.ndarray)
+    if is_series and isinstance(column.dtype, nw.Categorical | nw.Enum):
+        return _Names(_categories(column), "category")
+    if not _holds_names(column):
+        return None
+    values = column.to_numpy() if is_series else column
+    known = {value for value in values.tolist() if not is_missing(value)}
+    kind = _kind_of_names(column.to_native() if is_series else column)
+    return _Names(sorted(known, key=str), kind)
+
+
+def _has_gaps(column: NDArray[Any]) -> bool:
+    """Whether a number of a column is missing."""
+    return bool(np.isnan(_floats(column)).any())
 
 
 def _categories(series: nw.Series[Any]) -> list[Any]:
@@ -211,17 +234,16 @@ def _kind_of_names(column: Any) -> str:
 def _holds_names(column: Any) -> bool:
     """Whether a column is neither numbers nor truth values; an array of objects where there is a text among them."""
     if isinstance(column, np.ndarray):
-        return column.dtype.kind in "OU" and any(
-            isinstance(value, str) for value in column.tolist()
-        )
+        has_objects = column.dtype.kind in "OU"
+        return has_objects and any(isinstance(value, str) for value in column.tolist())
     return not column.dtype.is_numeric() and not isinstance(column.dtype, nw.Boolean)
 
 
 def _floats(column: NDArray[Any]) -> Array:
+    """A column as numbers, NaN for None."""
     if column.dtype.kind == "O":
-        column = np.array(
-            [np.nan if value is None else value for value in column.tolist()], dtype=np.float64
-        )
+        numbers = [np.nan if value is None else value for value in column.tolist()]
+        column = np.array(numbers, dtype=np.float64)
     return column.astype(np.float64)
 
 
@@ -250,8 +272,8 @@ class Runs(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Values, or what the head makes of them."""
-        found = self.function(np.ascontiguousarray(x.detach().cpu().numpy()))
-        values = torch.from_numpy(np.array(numbers_of(found, len(x)), dtype=np.float64))
+        answers = self.function(np.ascontiguousarray(x.detach().cpu().numpy()))
+        values = torch.from_numpy(np.array(numbers_of(answers, len(x)), dtype=np.float64))
         return values if self.head is None else self.head(values)
 
 
@@ -259,23 +281,20 @@ def linear(weight: Array, bias: Array | None = None) -> nn.Linear:
     """A linear layer with given weights in float64, without drawing random numbers."""
     outputs, width = weight.shape
     layer = nn.Linear(width, outputs, dtype=torch.float64, device="meta").to_empty(device="cpu")
+    shift = np.zeros(outputs) if bias is None else bias
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(np.array(weight, dtype=np.float64)))
-        layer.bias.copy_(
-            torch.from_numpy(
-                np.zeros(outputs) if bias is None else np.array(bias, dtype=np.float64)
-            )
-        )
+        layer.bias.copy_(torch.from_numpy(np.array(shift, dtype=np.float64)))
     return layer
 
 
-def numbers_of(found: Any, rows: int) -> Array:
+def numbers_of(returned: Any, rows: int) -> Array:
     """What a function returned as (rows, outputs), or an error that says what it was."""
     try:
-        values = as_numpy(found).astype(np.float64)
+        values = as_numpy(returned).astype(np.float64)
     except (TypeError, ValueError) as failure:
         raise TypeError(
-            f"the model returned a {type(found).__name__} that is not numbers ({failure})."
+            f"the model returned a {type(returned).__name__} that is not numbers ({failure})."
         ) from failure
     if values.ndim == 0 or len(values) != rows:
         raise ValueError(

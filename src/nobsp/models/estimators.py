@@ -24,13 +24,43 @@ _ACTIVATIONS = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh
 def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
     """A fitted scikit-learn estimator, or one of another library with the same manners; None for anything else."""
     from sklearn import config_context
-    from sklearn.pipeline import Pipeline
     from sklearn.utils.validation import check_is_fitted
 
     if hasattr(model, "best_estimator_"):  # a search: the model it found
         return adapt_estimator(model.best_estimator_, coded)
     if hasattr(model, "regressor_") and hasattr(model, "transformer_"):
         return _transformed_target(model, coded)
+
+    preprocessing, last = _split_pipeline(model)
+    if type(last).__module__.startswith("sklearn."):
+        check_is_fitted(last)
+    adapted = _adapt_last_step(last, None if preprocessing else coded)
+    if adapted is None:
+        return None
+    if not preprocessing:
+        return replace(adapted, feature_names=_names_of(model) or adapted.feature_names)
+
+    encode = encoder_of(preprocessing)
+    # Codes of the last step are of columns that the caller does not see, and so are thresholds unless scaled only.
+    steps: dict[int, Array] = {}
+    kinds = {type(step).__name__ for part in preprocessing for step in part}
+    if kinds <= _SCALERS:
+        with config_context(assume_finite=True):  # the largest numbers may be scaled to infinity
+            steps = steps_before(encode, adapted.steps, preprocessing[0].n_features_in_)
+    return replace(
+        adapted,
+        encode=encode,
+        steps=steps,
+        codes=(),
+        layout=None,
+        feature_names=_names_of(model),
+    )
+
+
+def _split_pipeline(model: Any) -> tuple[list[Any], Any]:
+    """Preprocessing steps, pipelines inside pipelines opened, and the estimator that ends them."""
+    from sklearn.pipeline import Pipeline
+
     last = model
     steps = []
     while isinstance(last, Pipeline):
@@ -38,49 +68,37 @@ def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
         last = last[-1]
     if hasattr(last, "best_estimator_"):
         last = last.best_estimator_
+    return [step for step in steps if len(step)], last
+
+
+def _adapt_last_step(model: Any, coded: Coded | None) -> Adapted | None:
+    """An estimator without preprocessing: a network, trees, or a function; None for what does not predict."""
     from sklearn.neural_network import MLPClassifier, MLPRegressor
 
-    network = isinstance(last, MLPClassifier | MLPRegressor)
-    if type(last).__module__.startswith("sklearn."):
-        check_is_fitted(last)
-    trees = None if network else read_trees(last)
-    if trees is None and not hasattr(last, "predict"):
-        return None
-    preprocessing = [step for step in steps if len(step)]
-    own = None if preprocessing else coded
-    if network:
-        link = {"logistic": "sigmoid"}.get(last.out_activation_, last.out_activation_)
-        names = _output_names(last, single=last.n_outputs_ == 1)
-        found = Adapted(_module_of(last), output_names=names, link=link, **_encoding(own))
-    else:
-        found = _adapt_function(last, own) if trees is None else _adapt_trees(last, trees, own)
-    if preprocessing:
-        # Codes of the last step are of columns that the caller does not see, and so are thresholds unless scaled only.
-        encode = encoder_of(preprocessing)
-        kinds = {type(step).__name__ for part in preprocessing for step in part}
-        with config_context(assume_finite=True):  # the largest numbers may be scaled to infinity
-            cuts = (
-                steps_before(encode, found.steps, preprocessing[0].n_features_in_)
-                if kinds <= _SCALERS
-                else {}
-            )
-        found = replace(found, encode=encode, steps=cuts, codes=(), layout=None)
-    return replace(
-        found,
-        feature_names=_names_of(model) or (found.feature_names if not preprocessing else None),
-    )
+    if isinstance(model, MLPClassifier | MLPRegressor):
+        link = {"logistic": "sigmoid"}.get(model.out_activation_, model.out_activation_)
+        names = _output_names(model, single=model.n_outputs_ == 1)
+        network = Adapted(_module_of(model), output_names=names, link=link)
+        return _with_coding(network, coded)
+
+    trees = read_trees(model)
+    if trees is not None:
+        return _adapt_trees(model, trees, coded)
+    return _adapt_function(model, coded) if hasattr(model, "predict") else None
 
 
 def whole_pipeline(model: Any, coded: Coded | None) -> Adapted:
     """A pipeline as one function of the caller's columns, for those whose preprocessing mixes columns."""
-    found = _adapt_function(model, coded)
-    return replace(
-        found, feature_names=_names_of(model), layout={"whole": True, **(found.layout or {})}
-    )
+    adapted = _adapt_function(model, coded)
+    layout = {"whole": True, **(adapted.layout or {})}
+    return replace(adapted, feature_names=_names_of(model), layout=layout)
 
 
-def _encoding(coded: Coded | None) -> dict[str, Any]:
-    return {} if coded is None else {"encode": coded, "layout": coded.layout}
+def _with_coding(adapted: Adapted, coded: Coded | None) -> Adapted:
+    """The same for rows that become a matrix first."""
+    if coded is None:
+        return adapted
+    return replace(adapted, encode=coded, layout=coded.layout)
 
 
 def _rows_for(coded: Coded | None, names: Sequence[str] | None) -> Callable[[Array], Any]:
@@ -93,10 +111,18 @@ def _rows_for(coded: Coded | None, names: Sequence[str] | None) -> Callable[[Arr
 
 
 def _adapt_trees(model: Any, trees: Trees, coded: Coded | None) -> Adapted:
+    """A tree model as groups of trees before a head that adds them up."""
     function = Recipe(_tree_function, model, coded)
     module = Runs(function, weight=trees.weight, bias=trees.base, about=trees.about)
-    found = Adapted(module, None, trees.names, trees.classes, trees.link, trees.steps, trees.codes)
-    return found if coded is None else replace(found, codes=(), **_encoding(coded))
+    adapted = Adapted(
+        module,
+        feature_names=trees.names,
+        output_names=trees.classes,
+        link=trees.link,
+        steps=trees.steps,
+        codes=trees.codes if coded is None else (),
+    )
+    return _with_coding(adapted, coded)
 
 
 def _tree_function(model: Any, coded: Coded | None) -> Callable[[Array], Any]:
@@ -141,9 +167,8 @@ def _adapt_function(model: Any, coded: Coded | None) -> Adapted:
         method = "score_samples"
 
     function = Recipe(_ask, model, method, coded)
-    return Adapted(
-        Runs(function, about=_bytes_of(model)), output_names=names, link=link, **_encoding(coded)
-    )
+    module = Runs(function, about=_bytes_of(model))
+    return _with_coding(Adapted(module, output_names=names, link=link), coded)
 
 
 def _last_step(model: Any) -> Any:
@@ -176,22 +201,20 @@ def _linear_predictor(model: Any, rows: Any) -> Array:
 def _transformed_target(model: Any, coded: Coded | None) -> Adapted | None:
     """A regressor of a transformed target: in the target's own units where these are a linear change away."""
     inner = adapt_estimator(model.regressor_, coded)
-    grid = np.linspace(-1.0, 1.0, 9)[:, None]
-    back = np.asarray(model.transformer_.inverse_transform(grid), dtype=np.float64).reshape(
-        len(grid), -1
-    )[:, 0]
     if inner is None:
         return None
+
+    grid = np.linspace(-1.0, 1.0, 9)
+    inverse = np.asarray(model.transformer_.inverse_transform(grid[:, None]), dtype=np.float64)
+    back = inverse.reshape(len(grid), -1)[:, 0]
     slope = (back[-1] - back[0]) / 2
     level = (back[-1] + back[0]) / 2
-    if np.abs(level + slope * grid[:, 0] - back).max() <= 1e-9 * (1 + np.abs(back).max()):
-        return replace(
-            inner,
-            module=nn.Sequential(inner.module, linear(np.array([[slope]]), np.array([level]))),
-        )
-    if np.allclose(back, np.exp(grid[:, 0]), rtol=1e-9, atol=1e-12) or np.allclose(
-        back, np.expm1(grid[:, 0])
-    ):
+    if np.abs(level + slope * grid - back).max() <= 1e-9 * (1 + np.abs(back).max()):
+        rescale = linear(np.array([[slope]]), np.array([level]))
+        return replace(inner, module=nn.Sequential(inner.module, rescale))
+
+    is_exponential = np.allclose(back, np.exp(grid), rtol=1e-9, atol=1e-12)
+    if is_exponential or np.allclose(back, np.expm1(grid)):
         return replace(inner, link="exp")
     return whole_pipeline(model, coded)
 
@@ -200,10 +223,8 @@ def _module_of(network: Any) -> nn.Sequential:
     """The same network in torch, float64, without its output activation: it returns logits."""
     layers: list[nn.Module] = []
     for weight, bias in zip(network.coefs_, network.intercepts_, strict=True):
-        layers += [
-            linear(np.asarray(weight, np.float64).T, np.asarray(bias)),
-            _ACTIVATIONS[network.activation](),
-        ]
+        layers.append(linear(np.asarray(weight, np.float64).T, np.asarray(bias)))
+        layers.append(_ACTIVATIONS[network.activation]())
     return nn.Sequential(*layers[:-1]).eval()
 
 
@@ -236,29 +257,28 @@ _KINDS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int
 def adapt_session(session: Any) -> Adapted:
     """An onnxruntime session with one matrix as input: its output, or log-odds where it has probabilities."""
     inputs = session.get_inputs()
-    kind = _KINDS.get(inputs[0].type)
-    floats = [
-        one for one in session.get_outputs() if one.type in ("tensor(float)", "tensor(double)")
-    ]
-    if len(inputs) != 1 or kind is None or not floats:
+    dtype = _KINDS.get(inputs[0].type)
+    outputs = session.get_outputs()
+    floats = [output for output in outputs if output.type in ("tensor(float)", "tensor(double)")]
+    if len(inputs) != 1 or dtype is None or not floats:
+        described = [(part.name, part.type) for part in inputs]
         raise TypeError(
-            f"model is an onnxruntime session with the inputs {[(one.name, one.type) for one in inputs]} and "
-            f"{len(floats)} outputs of floats; pass a function of one matrix that runs it, such as lambda X: "
-            "session.run(None, {...})[0]."
+            f"model is an onnxruntime session with the inputs {described} and {len(floats)} outputs of floats; pass a "
+            "function of one matrix that runs it, such as lambda X: session.run(None, {...})[0]."
         )
-    chosen = next((one for one in floats if "prob" in one.name.lower()), floats[0])
-    classes = (
-        chosen.shape[-1]
-        if "prob" in chosen.name.lower() and isinstance(chosen.shape[-1], int)
-        else 1
-    )
+
+    probabilities = [output for output in floats if "prob" in output.name.lower()]
+    chosen = probabilities[0] if probabilities else floats[0]
+    n_classes = 1
+    if probabilities and isinstance(chosen.shape[-1], int):
+        n_classes = chosen.shape[-1]
 
     def run(x: Array) -> Array:
-        found = numbers_of(session.run([chosen.name], {inputs[0].name: x.astype(kind)})[0], len(x))
-        return log_odds(found) if classes > 1 else found
+        answers = session.run([chosen.name], {inputs[0].name: x.astype(dtype)})
+        numbers = numbers_of(answers[0], len(x))
+        return log_odds(numbers) if n_classes > 1 else numbers
 
-    about = repr(
-        [(one.name, one.type, one.shape) for one in [*inputs, *session.get_outputs()]]
-    ).encode()
-    link = None if classes == 1 else "sigmoid" if classes == 2 else "softmax"
-    return Adapted(Runs(run, about=about), link=link)
+    signature = [(part.name, part.type, part.shape) for part in [*inputs, *outputs]]
+    links = {1: None, 2: "sigmoid"}
+    link = links.get(n_classes, "softmax")
+    return Adapted(Runs(run, about=repr(signature).encode()), link=link)

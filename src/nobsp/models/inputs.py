@@ -25,6 +25,10 @@ from nobsp.numerics import as_numpy
 _OPENED = "nobsp.as_module(model, rows)"
 # Rows that show whether an input is looked up as token ids are, and of which kinds that may be.
 _PROBED = 16
+# Positions of an input that are compared with what is looked up.
+_MOST_COMPARED = 64
+# Libraries whose models are taken by what they are, whether or not they look like scikit-learn's.
+_TREE_LIBRARIES = ("xgboost", "lightgbm", "catboost", "interpret")
 _WHOLE = ("int32", "int64", torch.int32, torch.int64)
 
 
@@ -47,40 +51,62 @@ def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None)
         >>> adapt(network).module[2]
         Linear(in_features=4, out_features=1, bias=True)
     """
-    room = type(model).__module__.partition(".")[0]
-    if room == "skorch":
-        if not getattr(model, "initialized_", False):
-            from sklearn.exceptions import NotFittedError
-
-            raise NotFittedError(
-                f"model is a {type(model).__name__} that has not been fitted; call its fit first."
-            )
-        found = adapt(model.module_, X, layout=layout)
-        names = getattr(model, "classes_", None)
-        return replace(found, output_names=None if names is None else tuple(map(str, names)))
+    library = type(model).__module__.partition(".")[0]
+    if library == "skorch":
+        return _adapt_skorch(model, X, layout)
     if isinstance(model, nn.Module):
         return _adapt_module(model, X, layout)
     if isinstance(model, torch.export.ExportedProgram | str | os.PathLike | Mapping | type):
         raise TypeError(_refusal(model))
-    coded = None
-    whole = False
-    if layout is not None:
-        whole = bool(layout.get("whole"))
-        coded = Coded.from_layout(layout) if "levels" in layout else None
-    elif X is not None:
-        coded = Coded.of(X, missing=True)
-    if room == "onnxruntime":
+    if library == "onnxruntime":
         from nobsp.models.estimators import adapt_session
 
         return adapt_session(model)
-    if room in ("xgboost", "lightgbm", "catboost", "interpret") or hasattr(model, "get_params"):
-        from nobsp.models.estimators import adapt_estimator, whole_pipeline
 
-        estimator = adapt_estimator(model, coded)
+    coded = _coding_of(X, layout)
+    if library in _TREE_LIBRARIES or hasattr(model, "get_params"):
+        is_whole = layout is not None and bool(layout.get("whole"))
+        estimator = _adapt_estimator(model, X, coded, is_whole=is_whole)
         if estimator is not None:
-            own = estimator.encode is not None and estimator.encode is not coded
-            mixed = whole or (own and _mixes(model, estimator, X))
-            return whole_pipeline(model, coded) if mixed else estimator
+            return estimator
+    return _adapt_callable(model, coded)
+
+
+def _adapt_skorch(model: Any, X: Any, layout: Mapping[str, Any] | None) -> Adapted:
+    """The module of a fitted skorch model, with the names of its classes."""
+    if not getattr(model, "initialized_", False):
+        from sklearn.exceptions import NotFittedError
+
+        raise NotFittedError(
+            f"model is a {type(model).__name__} that has not been fitted; call its fit first."
+        )
+    adapted = adapt(model.module_, X, layout=layout)
+    classes = getattr(model, "classes_", None)
+    return replace(adapted, output_names=None if classes is None else tuple(map(str, classes)))
+
+
+def _coding_of(X: Any, layout: Mapping[str, Any] | None) -> Coded | None:
+    """How rows become a matrix, from a layout or from the rows; None where they are one already."""
+    if layout is not None:
+        return Coded.from_layout(layout) if "levels" in layout else None
+    return None if X is None else Coded.of(X, missing=True)
+
+
+def _adapt_estimator(model: Any, X: Any, coded: Coded | None, *, is_whole: bool) -> Adapted | None:
+    """A fitted estimator, as one function where its preprocessing mixes columns; None for anything else."""
+    from nobsp.models.estimators import adapt_estimator, whole_pipeline
+
+    estimator = adapt_estimator(model, coded)
+    if estimator is None:
+        return None
+    has_preprocessing = estimator.encode is not None and estimator.encode is not coded
+    if is_whole or (has_preprocessing and _mixes(model, estimator, X)):
+        return whole_pipeline(model, coded)
+    return estimator
+
+
+def _adapt_callable(model: Any, coded: Coded | None) -> Adapted:
+    """A function from rows to numbers."""
     if not callable(model):
         raise TypeError(_refusal(model))
     _require_one_argument(model)
@@ -113,10 +139,9 @@ def _mixes(model: Any, adapted: Adapted, X: Any) -> bool:
             return False
         rows = grouping_rows(X)
         adapted.groups(rows)
-        missing = adapted.encode is not None and bool(np.isnan(adapted.encode(rows)).any())
-        return (
-            missing and len(model.predict(rows)) > 0
-        )  # which fails where the model does not take them
+        is_missing = adapted.encode is not None and bool(np.isnan(adapted.encode(rows)).any())
+        # Predicting fails where the model does not take them.
+        return is_missing and len(model.predict(rows)) > 0
     except MixedColumnsError:
         return True
     except (ValueError, TypeError):
@@ -124,6 +149,7 @@ def _mixes(model: Any, adapted: Adapted, X: Any) -> bool:
 
 
 def _refusal(model: Any) -> str:
+    """What a model must be, and what to do with this one."""
     hint = ""
     if isinstance(model, torch.export.ExportedProgram | str | os.PathLike):
         hint = f" Pass {_OPENED} for a model or file of torch.export, with some rows; load any other first."
@@ -150,11 +176,8 @@ def _adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) ->
     parts = _parts(unwrap(model), batch)
     if parts is not None:
         packing = Packing.of(parts)
-        return _packed(
-            module,
-            packing,
-            packing.matrix({name: part[:_PROBED] for name, part in dict(parts).items()}),
-        )
+        few = {name: part[:_PROBED] for name, part in dict(parts).items()}
+        return _packed(module, packing, packing.matrix(few))
 
     coded = None
     if X is not None and not isinstance(X, Tensor):
@@ -164,13 +187,9 @@ def _adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) ->
 
     rows = batch[0] if isinstance(batch, tuple | list) and len(batch) == 1 else batch
     if isinstance(rows, Tensor | np.ndarray) and rows.ndim == 2 and rows.dtype in _WHOLE:
-        whole = {"X": np.arange(rows.shape[1])}
-        return Adapted(
-            module,
-            resolve=_Refusal(
-                _find_tokens(module, torch.from_numpy(as_numpy(rows[:_PROBED]).copy()), whole)
-            ),
-        )
+        first_rows = torch.from_numpy(as_numpy(rows[:_PROBED]).copy())
+        tokens = _find_tokens(module, first_rows, {"X": np.arange(rows.shape[1])})
+        return Adapted(module, resolve=_Refusal(tokens))
 
     return Adapted(module)
 
@@ -205,21 +224,28 @@ def _find_tokens(
     except Exception:  # noqa: BLE001 - whatever is wrong with the rows is said where they are read
         return None
 
-    for name, places in columns.items():
-        # some of them tell
-        ids = rows[:, torch.from_numpy(places.ravel())[:: 1 + len(places) // 64]].long()
-        varying = (ids != ids[0]).any(0) if len(ids) else torch.zeros(0)
-        for lookups in seen.found.values():
-            shifts = torch.cat(lookups, 1)[:, :, None] - ids[:, None]
-            where, position = ((shifts == shifts[0]).all(0) & varying).nonzero().T
-            for shift in set(shifts[0, where, position].tolist()):
-                alike = ids[
-                    :, sorted(set(position[shifts[0, where, position] == shift].tolist()))
-                ].numpy()
-                if len(np.unique(alike)) < sum(len(np.unique(column)) for column in alike.T):
-                    return name, len(places)
-
+    for name, positions in columns.items():
+        flat = torch.from_numpy(positions.ravel())
+        few = flat[:: 1 + len(positions) // _MOST_COMPARED]
+        ids = rows[:, few].long()
+        if any(_shares_a_range(ids, torch.cat(table, 1)) for table in seen.found.values()):
+            return name, len(positions)
     return None
+
+
+def _shares_a_range(ids: Tensor, lookups: Tensor) -> bool:
+    """Whether one table looks several columns up at the same shift, and values of one occur in another."""
+    varies = (ids != ids[0]).any(0) if len(ids) else torch.zeros(0)
+    shifts = lookups[:, :, None] - ids[:, None]
+    is_looked_up = (shifts == shifts[0]).all(0) & varies
+    lookup, column = is_looked_up.nonzero().T
+    shift_of = shifts[0, lookup, column]
+    for shift in set(shift_of.tolist()):
+        alike = sorted(set(column[shift_of == shift].tolist()))
+        values = [np.unique(ids[:, position].numpy()) for position in alike]
+        if len(np.unique(np.concatenate(values))) < sum(map(len, values)):
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -258,9 +284,9 @@ class Packing:
         self.kind = kind
         self.columns: dict[str, NDArray[np.intp]] = {}
         start = 0
-        for one in inputs:
-            stop = start + int(np.prod(one.shape))
-            self.columns[one.name] = np.arange(start, stop).reshape(one.shape)
+        for part in inputs:
+            stop = start + int(np.prod(part.shape))
+            self.columns[part.name] = np.arange(start, stop).reshape(part.shape)
             start = stop
 
     @classmethod
@@ -279,115 +305,108 @@ class Packing:
     @property
     def layout(self) -> dict[str, Any]:
         """What `Packing.from_layout` makes the same again from."""
-        return {"inputs": [list(one) for one in self.inputs], "kind": self.kind}
+        return {"inputs": [list(part) for part in self.inputs], "kind": self.kind}
 
     @classmethod
     def from_layout(cls, layout: Mapping[str, Any]) -> Packing:
         """The same as the one whose layout it is."""
-        return cls(
-            [Input(name, tuple(shape), dtype) for name, shape, dtype in layout["inputs"]],
-            layout["kind"],
-        )
+        inputs = [Input(name, tuple(shape), dtype) for name, shape, dtype in layout["inputs"]]
+        return cls(inputs, layout["kind"])
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the matrix's columns."""
-        return tuple(
-            f"{one.name}[{','.join(map(str, place))}]" if place else one.name
-            for one in self.inputs
-            for place in np.ndindex(*one.shape)
-        )
+        names = []
+        for part in self.inputs:
+            for index in np.ndindex(*part.shape):
+                bracket = f"[{','.join(map(str, index))}]" if index else ""
+                names.append(f"{part.name}{bracket}")
+        return tuple(names)
 
     @property
     def codes(self) -> tuple[int, ...]:
         """Columns of inputs that hold whole numbers."""
-        whole = [
-            self.columns[one.name].ravel()
-            for one in self.inputs
-            if one.dtype.startswith(("int", "uint"))
-        ]
-        return tuple(np.concatenate([np.zeros(0, np.intp), *whole]).tolist())
+        whole = [part for part in self.inputs if part.dtype.startswith(("int", "uint"))]
+        return tuple(int(column) for part in whole for column in self.columns[part.name].ravel())
 
     def pack(self, X: Any) -> Any:
         """Rows of all inputs as a matrix; a loader as one of such matrices."""
         if isinstance(X, Tensor | np.ndarray) or hasattr(X, "columns"):
-            raise TypeError(
-                f"X is one table, but the model takes the inputs {[one.name for one in self.inputs]}."
-            )
-        shapes = (
-            [tuple(part.shape[1:]) if hasattr(part, "shape") else None for part in X]
-            if type(X) is tuple
-            else []
-        )
-        if isinstance(X, Mapping) or shapes[: len(self.inputs)] == [
-            one.shape for one in self.inputs
-        ]:
-            return self.matrix(X)
-        return _Stream(X, self)
+            raise TypeError(f"X is one table, but the model takes the inputs {list(self.columns)}.")
+        is_batch = isinstance(X, Mapping) or (type(X) is tuple and self._has_shapes(X))
+        return self.matrix(X) if is_batch else _Stream(X, self)
+
+    def _has_shapes(self, parts: tuple[Any, ...]) -> bool:
+        """Whether these are rows of all inputs, perhaps with labels after them."""
+        if len(parts) < len(self.inputs):
+            return False
+        for part, expected in zip(parts, self.inputs, strict=False):
+            if not hasattr(part, "shape") or tuple(part.shape[1:]) != expected.shape:
+                return False
+        return True
 
     def matrix(self, X: Any) -> Tensor:
         """Rows of all inputs side by side; labels after them are left aside."""
-        parts = (
-            X
-            if isinstance(X, Mapping)
-            else dict(zip((one.name for one in self.inputs), X, strict=False))
-        )
+        parts = X if isinstance(X, Mapping) else dict(zip(self.columns, X, strict=False))
         columns = []
-        for one in self.inputs:
-            if one.name not in parts:
-                raise ValueError(f"X lacks the input {one.name!r}; it has {list(parts)}.")
-            tensor = torch.as_tensor(parts[one.name]).detach().cpu()
-            if tuple(tensor.shape[1:]) != one.shape:
-                expected = ("rows", *one.shape)
+        for name, shape, _ in self.inputs:
+            if name not in parts:
+                raise ValueError(f"X lacks the input {name!r}; it has {list(parts)}.")
+            tensor = torch.as_tensor(parts[name]).detach().cpu()
+            if tuple(tensor.shape[1:]) != shape:
+                expected = ("rows", *shape)
                 raise ValueError(
-                    f"X has input {one.name!r} of shape {tuple(tensor.shape)}; expected {expected}."
+                    f"X has input {name!r} of shape {tuple(tensor.shape)}; expected {expected}."
                 )
             columns.append(tensor.reshape(len(tensor), -1).to(torch.float64))
         return torch.cat(columns, 1)
 
     def unpack(self, matrix: Tensor) -> list[Tensor]:
         """The inputs of some rows of the matrix, each of its own shape and kind."""
-        found = []
-        for one in self.inputs:
-            part = matrix[:, torch.from_numpy(self.columns[one.name].reshape(-1))]
-            dtype: torch.dtype = getattr(torch, one.dtype)
-            part = part if dtype.is_floating_point else part.round().to(dtype)
-            found.append(part.reshape(len(matrix), *one.shape))
-        return found
+        tensors = []
+        for name, shape, kind in self.inputs:
+            values = matrix[:, torch.from_numpy(self.columns[name].reshape(-1))]
+            dtype: torch.dtype = getattr(torch, kind)
+            if not dtype.is_floating_point:
+                values = values.round().to(dtype)
+            tensors.append(values.reshape(len(matrix), *shape))
+        return tensors
 
     def resolve(self, features: Any) -> Any:
         """Features with slices of inputs as columns: `{"age": ("x_num", 0), "scan": "image"}`.
 
-        What is not named is one feature a column, or a whole input of more dimensions than one.
+        What is not named is one feature per column, or a whole input of more dimensions than one.
         """
         if features is not None and not isinstance(features, Mapping):
             return features
-        found = {name: self._slice(name, given) for name, given in (features or {}).items()}
-        taken = {column for columns in found.values() for column in columns}
+        groups = {name: self._slice(name, members) for name, members in (features or {}).items()}
+        taken = {column for columns in groups.values() for column in columns}
         names = self.names
-        for one in self.inputs:
+        for name, shape, _ in self.inputs:
             left = [
-                int(column) for column in self.columns[one.name].ravel() if int(column) not in taken
+                int(column) for column in self.columns[name].ravel() if int(column) not in taken
             ]
-            if len(one.shape) > 1 and left:
-                found[one.name if one.name not in found else f"{one.name} (rest)"] = left
+            if len(shape) > 1 and left:
+                groups[name if name not in groups else f"{name} (rest)"] = left
             else:
-                found |= {names[column]: [column] for column in left}
-        return found
+                groups |= {names[column]: [column] for column in left}
+        return groups
 
-    def _slice(self, name: Any, given: Any) -> list[int]:
-        name_of, *place = given if isinstance(given, tuple) and given else (given,)
-        if isinstance(name_of, str) and name_of in self.columns:
+    def _slice(self, name: Any, members: Any) -> list[int]:
+        """Columns of a feature: of a whole input, of a part of it, or the one with this name."""
+        source, *index = members if isinstance(members, tuple) and members else (members,)
+        if isinstance(source, str) and source in self.columns:
             try:
-                chosen = self.columns[name_of][place[0] if len(place) == 1 else tuple(place)]
+                chosen = self.columns[source][index[0] if len(index) == 1 else tuple(index)]
             except IndexError as failure:
-                raise ValueError(f"features[{name!r}] is {given!r}, but {failure}.") from failure
+                raise ValueError(f"features[{name!r}] is {members!r}, but {failure}.") from failure
             return [int(column) for column in np.atleast_1d(chosen).ravel()]
-        if isinstance(given, str) and given in self.names:
-            return [self.names.index(given)]
-        wanted = "pass the name of an input, or (input, column or slice)"
+
+        if isinstance(members, str) and members in self.names:
+            return [self.names.index(members)]
         raise ValueError(
-            f"features[{name!r}] is {given!r}; {wanted}. The inputs are {list(self.columns)}."
+            f"features[{name!r}] is {members!r}; pass the name of an input, or (input, column or slice). The inputs "
+            f"are {list(self.columns)}."
         )
 
 
@@ -405,11 +424,9 @@ class _Stream:
 
 def _is_nested(batch: Any) -> bool:
     """Whether a batch is (inputs, labels)."""
-    return (
-        isinstance(batch, tuple | list)
-        and len(batch) > 0
-        and isinstance(batch[0], Mapping | tuple | list)
-    )
+    if not isinstance(batch, tuple | list) or not len(batch):
+        return False
+    return isinstance(batch[0], Mapping | tuple | list)
 
 
 class Unpacks(nn.Module):
@@ -425,9 +442,8 @@ class Unpacks(nn.Module):
         parts = self.packing.unpack(x)
         if self.packing.kind == "args":
             return self.model(*parts)
-        return self.model(
-            **{one.name: part for one, part in zip(self.packing.inputs, parts, strict=True)}
-        )
+        by_name = dict(zip(self.packing.columns, parts, strict=True))
+        return self.model(**by_name)
 
 
 class Members(nn.Module):
@@ -437,31 +453,36 @@ class Members(nn.Module):
         super().__init__()
         self.model = model
         inner: Any = unwrap(model)
-        members, outputs = (
-            int(size) for size in inner.output.weight.shape[:: len(inner.output.weight.shape) - 1]
-        )
+        sizes = inner.output.weight.shape
+        members = int(sizes[0])
+        outputs = int(sizes[-1])
         self.head = linear(np.tile(np.eye(outputs) / members, (1, members)))
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         """The mean over the members."""
-        found = self.model(*args, **kwargs)
-        return torch.as_tensor(self.head(found.reshape(len(found), -1).double()))
+        answers = self.model(*args, **kwargs)
+        return torch.as_tensor(self.head(answers.reshape(len(answers), -1).double()))
 
 
 def _packed(module: nn.Module, packing: Packing, rows: Tensor | None = None) -> Adapted:
+    """A module of several inputs; some rows tell whether one of them holds token ids."""
     unpacks = Unpacks(module, packing)
     whole = {
-        one.name: packing.columns[one.name]
-        for one in packing.inputs
-        if one.dtype in _WHOLE and len(one.shape) == 1
+        name: packing.columns[name]
+        for name, shape, dtype in packing.inputs
+        if dtype in _WHOLE and len(shape) == 1
     }
-    tokens = _find_tokens(unpacks, rows, whole) if rows is not None and whole else None
-    how: dict[str, Any] = {
-        "pack": packing.pack,
-        "resolve": _Refusal(tokens, packing),
-        "layout": packing.layout,
-    }
-    return Adapted(unpacks, feature_names=packing.names, codes=packing.codes, **how)
+    tokens = None
+    if rows is not None and whole:
+        tokens = _find_tokens(unpacks, rows, whole)
+    return Adapted(
+        unpacks,
+        feature_names=packing.names,
+        codes=packing.codes,
+        pack=packing.pack,
+        resolve=_Refusal(tokens, packing),
+        layout=packing.layout,
+    )
 
 
 def _first_batch(module: nn.Module, X: Any) -> Any:
@@ -476,7 +497,8 @@ def _first_batch(module: nn.Module, X: Any) -> Any:
     if _is_nested(batch):
         return batch[0]
     if isinstance(batch, tuple | list):
-        return batch[: sum(p.default is p.empty for p in _parameters(module))]  # labels come after
+        required = [p for p in _parameters(module) if p.default is p.empty]
+        return batch[: len(required)]  # labels come after
     return batch
 
 
@@ -486,6 +508,7 @@ def _parts(module: nn.Module, batch: Any) -> Mapping[str, Any] | list[tuple[str,
 
 
 def _parameters(module: nn.Module) -> list[inspect.Parameter]:
+    """What a model takes by position."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
     return [p for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds]
 
@@ -493,27 +516,26 @@ def _parameters(module: nn.Module) -> list[inspect.Parameter]:
 def _known(module: nn.Module, parts: Mapping[str, Any]) -> Mapping[str, Any]:
     """Entries that the model takes; labels are left aside."""
     parameters = inspect.signature(module.forward).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not set(parameters) & set(
-        parts
-    ):
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if takes_any and not set(parameters) & set(parts):
         return parts
-    found = {
-        name: part
-        for name, part in parts.items()
-        if name in parameters and name not in ("labels", "label")
-    }
-    if not found:
-        has = f"X is a dict of {list(parts)}, but the model takes {list(parameters)}"
-        raise TypeError(f"{has}; pass a matrix, or rename them.")
-    return found
+
+    taken = parameters.keys() - {"labels", "label"}
+    known = {name: part for name, part in parts.items() if name in taken}
+    if not known:
+        raise TypeError(
+            f"X is a dict of {list(parts)}, but the model takes {list(parameters)}; pass a matrix, or rename them."
+        )
+    return known
 
 
 def _by_position(module: nn.Module, parts: Any) -> list[tuple[str, Any]] | None:
-    # TorchScript modules do not tell them
-    parameters = _parameters(module) if isinstance(parts, tuple | list) else []
-    arrays = bool(parameters) and all(
-        isinstance(part, Tensor | np.ndarray) and part.ndim for part in parts
-    )
-    if not arrays or not 2 <= len(parts) <= len(parameters):
+    """The inputs in the order of the model's arguments, where they are several arrays; else None."""
+    if not isinstance(parts, tuple | list):
+        return None
+    parameters = _parameters(module)  # none of TorchScript modules, which do not tell them
+    if not 2 <= len(parts) <= len(parameters):
+        return None
+    if not all(isinstance(part, Tensor | np.ndarray) and part.ndim for part in parts):
         return None
     return [(p.name, part) for p, part in zip(parameters, parts, strict=False)]
