@@ -12,7 +12,7 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-LINK = re.compile(r"\[([^][]*)\]\((?!https?://|#|mailto:)([^)\s]+)\)")
+LINK = re.compile(r"\[([^][]*)\]\((?!https?://|#|mailto:|\[)([^)\s]+)\)")
 SOURCE = re.compile(r'(src|srcset)="(?!https?://)([^"]+)"')
 PICTURE = re.compile(r"<picture>.*?</picture>\n*", re.DOTALL)
 

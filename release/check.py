@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 # Extras that are small enough to be installed one by one, each into an environment of its own.
 TRIED_EXTRAS = ("plot", "images", "report", "frames", "ann", "skops")
 # Where an address in the long description would lead nowhere.
-RELATIVE_LINK = re.compile(r"\]\((?!https?://|#)[^)]*\)|(?:src|srcset)=\"(?!https?://)[^\"]*\"")
+RELATIVE_LINK = re.compile(r"\]\((?!https?://|#|\[)[^)]*\)|(?:src|srcset)=\"(?!https?://)[^\"]*\"")
 
 
 @dataclass(frozen=True)

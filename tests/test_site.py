@@ -118,7 +118,7 @@ def test_links_that_lead_nowhere_and_what_is_fetched_are_found(
 def test_links_of_documents_beside_the_site_lead_to_files() -> None:
     for document in ROOT.glob("*.md"):
         text = document.read_text(encoding="utf-8")
-        addresses = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", text)
+        addresses = re.findall(r"\]\((?!https?://|#|\[)([^)#\s]+)", text)
         addresses += re.findall(r'(?:src|srcset)="(?!https?://)([^"]+)"', text)
         for address in addresses:
             assert (ROOT / address).exists(), f"{document.name} links to {address}"
