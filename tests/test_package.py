@@ -38,6 +38,7 @@ PUBLIC_NAMES = {
     "RayCluster",
     "ShapeCheck",
     "Usearch",
+    "WeakSpot",
     "__version__",
     "as_module",
     "audit",

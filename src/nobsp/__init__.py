@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nobsp.network.exported import as_module
     from nobsp.parts import PartsExplanation, explain_parts
     from nobsp.reporting import report
-    from nobsp.tabular import Explanation, Functions, Health, NObSP, ShapeCheck
+    from nobsp.tabular import Explanation, Functions, Health, NObSP, ShapeCheck, WeakSpot
     from nobsp.vision import ActivationMaps, NObSPCam, explain_images
     from nobsp.vision.confusions import confusions
 
@@ -49,6 +49,7 @@ __all__ = [
     "RayCluster",
     "ShapeCheck",
     "Usearch",
+    "WeakSpot",
     "__version__",
     "as_module",
     "audit",
@@ -80,7 +81,7 @@ _HOMES = {
     "network.exported": ("as_module",),
     "parts": ("PartsExplanation", "explain_parts"),
     "reporting": ("report",),
-    "tabular": ("Explanation", "Functions", "Health", "NObSP", "ShapeCheck"),
+    "tabular": ("Explanation", "Functions", "Health", "NObSP", "ShapeCheck", "WeakSpot"),
     "vision": ("ActivationMaps", "NObSPCam", "confusions", "explain_images"),
 }
 

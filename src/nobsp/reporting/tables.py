@@ -39,6 +39,7 @@ from nobsp.tabular.lookup import (
     read_columns,
     read_tables,
 )
+from nobsp.tabular.weak_spots import weak_spot_findings
 
 Truth = Mapping[str, Callable[[Any], Any]] | None
 # An NObSP, compiled functions or None; told by attributes, so that torch is not needed.
@@ -586,7 +587,7 @@ def list_findings(explanation: Explanation, shown: Shown) -> list[dict[str, str]
 
 def _findings_here(explanation: Explanation, shown: Shown) -> list[Finding]:
     """What is worth knowing about these rows and this page."""
-    findings = list(explanation.findings)
+    findings = [*explanation.findings, *weak_spot_findings(explanation)]
     outside = outside_finding(explanation.outside, explanation.feature_names)
     if outside is not None:
         findings.append(outside)

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from nobsp.tabular.functions import Functions
     from nobsp.tabular.health import Health, TermHealth
     from nobsp.tabular.shapes import ShapeCheck
+    from nobsp.tabular.weak_spots import WeakSpot
 
-__all__ = ["Explanation", "Functions", "Health", "NObSP", "ShapeCheck", "TermHealth"]
+__all__ = ["Explanation", "Functions", "Health", "NObSP", "ShapeCheck", "TermHealth", "WeakSpot"]
 
 # The modules that public names live in.
 _HOMES = {
@@ -23,6 +24,7 @@ _HOMES = {
     "NObSP": "explainer",
     "ShapeCheck": "shapes",
     "TermHealth": "health",
+    "WeakSpot": "weak_spots",
 }
 
 # Type checkers read the imports above; hiding this from them keeps misspelt names an error.

@@ -50,6 +50,7 @@ from nobsp.tabular.predicting import classes_of_model
 from nobsp.tabular.rows import read_rows
 from nobsp.tabular.setting import Options, Setting, pose_problem, prepare_data
 from nobsp.tabular.shapes import Shape, ShapeCheck, check_shape
+from nobsp.tabular.weak_spots import WeakSpot, find_weak_spots, weak_spot_findings
 
 # Calibrations of which it was said that rows are explained worse than the headline.
 _WARNED: WeakSet[Fitted] = WeakSet()
@@ -491,6 +492,49 @@ class NObSP(Explainer):
                 batch_size=self.batch_size,
             )
 
+    def weak_spots(
+        self,
+        X: Any,
+        *,
+        below: float = 0.8,
+        least_share: float = 0.02,
+        most_conditions: int = 3,
+        output: int | str | None = None,
+    ) -> tuple[WeakSpot, ...]:
+        """Regions where the functions explain least.
+
+        A small tree finds them on half of the rows, by the squared residuals; what is told of them is measured on the
+        other half. A region counts where R² is low and residuals are clearly larger than on all rows: where
+        predictions hardly vary, R² alone is low without any fault of the functions.
+
+        Args:
+            X: Rows, 200 or more, of any kind that `fit` takes.
+            below: The R² that a region must stay below.
+            least_share: Share of the rows that it must have.
+            most_conditions: Most conditions that describe it.
+            output: Which output; all of them when None.
+
+        Returns:
+            The regions, the one with the lowest R² first, each with its size, R², and the missing interaction that it
+            points to. Empty where there is none.
+
+        Example:
+            >>> import numpy as np, nobsp
+            >>> X = np.random.default_rng(0).normal(size=(1000, 3))
+            >>> nobsp.NObSP(lambda X: np.exp(X[:, 0]) + X[:, 1]).fit(X).weak_spots(X)
+            ()
+        """
+        position = None
+        if output is not None:
+            position = output_position(output, self.output_names_)
+        return find_weak_spots(
+            self._explain(X),
+            below=below,
+            least_share=least_share,
+            most_conditions=most_conditions,
+            output=position,
+        )
+
     def function(
         self, term: str | Sequence[str], *, output: int | str = 0
     ) -> Callable[..., NDArray[np.float64]]:
@@ -587,14 +631,15 @@ class NObSP(Explainer):
 
         Args:
             X: Rows to be explained; where given, features that leave the calibrated range are named too, and it is
-                said where these rows are explained worse than the headline promises.
+                said where these rows are explained worse than the headline promises, and in which regions R² is below
+                one half (see `weak_spots`).
         """
         fitted = self._fitted
         state = fitted.functions.state
         if X is None:
             return state
         explanation = self._explain(X)
-        findings = [*state.findings, *explanation.findings]
+        findings = [*state.findings, *explanation.findings, *weak_spot_findings(explanation)]
         outside = outside_finding(explanation.outside, fitted.functions.feature_names)
         if outside is not None:
             findings.append(outside)

@@ -1,0 +1,411 @@
+"""In which regions the functions explain least: found on half of the rows, measured on the other half."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from nobsp._typing import AnyArray, BoolArray, FloatArray
+from nobsp.arguments import require_number, require_whole_number
+from nobsp.base import Finding
+from nobsp.frames import is_missing
+from nobsp.numerics import evenly_spaced, r_squared
+from nobsp.tabular.explanation import Explanation
+from nobsp.tabular.functions import Functions
+from nobsp.tabular.indexing import term_name
+from nobsp.tabular.lookup import read_columns
+
+# Fewest rows that are searched, and fewest of a region in either half.
+FEWEST_ROWS = 200
+FEWEST_IN_REGION = 20
+# Most rows that are searched.
+MOST_ROWS = 20_000
+# How many times the usual squared residual a region must have: where predictions hardly vary, R² is low without any
+# fault of the functions.
+CLEARLY_WORSE = 2.0
+# Share of the largest squared residuals that do not count for more than the others: a tree would cut single rows out.
+CAPPED = 0.01
+# Features of which interactions are tried, by how well a tree tells the residual with them.
+TRIED_FEATURES = 8
+# Leaves of the trees that try an interaction, and what they must gain beyond single features to be named.
+TRIED_LEAVES = 48
+LEAST_GAIN = 0.05
+# What health tells of: regions of so many of the rows with so low an R².
+TOLD_SHARE = 0.02
+TOLD_BELOW = 0.5
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition on a feature.
+
+    Attributes:
+        feature: Its name.
+        above: The number that it must exceed; None without.
+        up_to: The number that it must not exceed; None without.
+        levels: The levels it may have, of a category; None for numbers.
+        with_missing: Whether a missing number belongs to the region.
+    """
+
+    feature: str
+    above: float | None = None
+    up_to: float | None = None
+    levels: tuple[str, ...] | None = None
+    with_missing: bool = False
+
+    def __str__(self) -> str:
+        if self.levels is not None:
+            return f"{self.feature} in {{{', '.join(self.levels)}}}"
+        missing = " or missing" if self.with_missing else ""
+        if self.above is None:
+            return f"{self.feature} ≤ {self.up_to:.4g}{missing}"
+        if self.up_to is None:
+            return f"{self.feature} > {self.above:.4g}{missing}"
+        return f"{self.above:.4g} < {self.feature} ≤ {self.up_to:.4g}{missing}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WeakSpot:
+    """A region where the functions explain little, as `NObSP.weak_spots` found it.
+
+    Attributes:
+        conditions: What a row must meet to be in it, at most as many as were asked for.
+        output: Of which output.
+        share: Share of the rows, in the half that was measured on.
+        n_rows: How many rows that is.
+        explained: R² there, against the mean prediction in the region.
+        error: Root mean square residual there.
+        usual_error: The same over all rows of that half.
+        interaction: Features whose interaction, which no term has, would tell most of the residual there; one feature
+            where its own function does, and none where nothing small was found.
+        gain: Share of the squared residual there that a small tree of these features takes away.
+        rows: Positions in `X` of all rows in the region.
+
+    Example:
+        >>> import numpy as np, nobsp
+        >>> X = np.random.default_rng(0).normal(size=(2000, 3))
+        >>> def model(X):
+        ...     return X[:, 0] + 3 * (X[:, 0] > 0.5) * np.sin(6 * X[:, 1]) * np.sign(X[:, 2])
+        >>> explainer = nobsp.NObSP(model, interactions=0).fit(X)
+        >>> spot = explainer.weak_spots(X)[0]
+        >>> spot.conditions[0].feature
+        'x0'
+    """
+
+    conditions: tuple[Condition, ...]
+    output: str
+    share: float
+    n_rows: int
+    explained: float
+    error: float
+    usual_error: float
+    interaction: tuple[str, ...]
+    gain: float
+    rows: np.ndarray[Any, np.dtype[np.intp]]
+
+    @property
+    def where(self) -> str:
+        """The conditions in words."""
+        return " and ".join(str(condition) for condition in self.conditions)
+
+    @property
+    def message(self) -> str:
+        """What is known of it, in a sentence or two."""
+        sentences = (
+            f"Where {self.where} ({self.share:.1%} of the rows), R² is {self.explained:.2f}: residuals are "
+            f"{self.error / self.usual_error:.1f} times as large as on all rows."
+        )
+        if len(self.interaction) > 1:
+            sentences += (
+                f" The interaction of {term_name(self.interaction)} would tell {self.gain:.0%} of them; "
+                f"fit with interactions=[..., {self.interaction!r}]."
+            )
+        elif self.interaction:
+            sentences += (
+                f" {self.interaction[0]} alone would tell {self.gain:.0%} of them: its function is finer "
+                "than its table, or other than on average there."
+            )
+        return sentences
+
+    def __repr__(self) -> str:
+        return f"WeakSpot({self.message})"
+
+
+def find_weak_spots(
+    explanation: Explanation,
+    *,
+    below: float,
+    least_share: float,
+    most_conditions: int,
+    output: int | None = None,
+) -> tuple[WeakSpot, ...]:
+    """Regions of some rows where R² is low, the lowest first."""
+    require_number("below", below, most=1)
+    require_number("least_share", least_share, above=0, below=1)
+    require_whole_number("most_conditions", most_conditions)
+    functions = explanation.origin
+    assert isinstance(functions, Functions)
+    known = np.flatnonzero(np.isfinite(explanation.residual).all(1))
+    if len(known) < FEWEST_ROWS:
+        raise ValueError(
+            f"X has {len(known):,} rows with predictions, but weak spots need {FEWEST_ROWS} or more."
+        )
+    columns, _ = read_columns(functions, explanation.data)
+    searched = known[evenly_spaced(len(known), MOST_ROWS)]
+    order = np.random.default_rng(0).permutation(searched)
+    halves = (np.sort(order[::2]), np.sort(order[1::2]))
+
+    spots: list[WeakSpot] = []
+    outputs = range(len(explanation.output_names)) if output is None else [output]
+    for position in outputs:
+        search = _Search.of(explanation, functions, columns, halves, position)
+        for region in search.regions(below, least_share, most_conditions):
+            spot = search.measure(region, known)
+            is_weak = spot.explained < below and spot.share >= least_share
+            is_worse = spot.error**2 >= CLEARLY_WORSE * spot.usual_error**2
+            if is_weak and is_worse and spot.n_rows >= FEWEST_IN_REGION:
+                spots.append(spot)
+    return tuple(sorted(spots, key=lambda spot: spot.explained))
+
+
+def weak_spot_findings(explanation: Explanation) -> list[Finding]:
+    """What health tells of these rows: regions of 2% or more with an R² below one half."""
+    n_known = int(np.isfinite(explanation.residual).all(1).sum())
+    if n_known < FEWEST_ROWS or not isinstance(explanation.origin, Functions):
+        return []
+    spots = find_weak_spots(
+        explanation, below=TOLD_BELOW, least_share=TOLD_SHARE, most_conditions=3
+    )
+    several = len(explanation.output_names) > 1
+    return [
+        Finding("warning", "weak_spot", spot.output if several else "", spot.message)
+        for spot in spots
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Coded:
+    """A feature as numbers that a tree can split."""
+
+    name: str
+    numbers: FloatArray
+    levels: tuple[str, ...] | None  # names of the codes 0, 1, …, of a category
+
+
+@dataclass(frozen=True, eq=False)
+class _Region:
+    """A node of the tree: per feature the numbers that are in it."""
+
+    limits: Mapping[int, tuple[float, float, bool]]  # above, up to, and whether missing ones are in
+
+    def holds(self, matrix: FloatArray) -> BoolArray:
+        """Which rows are in it."""
+        inside = np.ones(len(matrix), dtype=bool)
+        for feature, (above, up_to, with_missing) in self.limits.items():
+            column = matrix[:, feature]
+            within = (column > above) & (column <= up_to)
+            inside &= within | (np.isnan(column) & with_missing)
+        return inside
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """Rows of one output, half to find regions on and half to measure them on."""
+
+    features: tuple[_Coded, ...]
+    matrix: FloatArray  # (rows, features)
+    residual: FloatArray
+    predictions: FloatArray
+    found_on: np.ndarray[Any, np.dtype[np.intp]]
+    measured_on: np.ndarray[Any, np.dtype[np.intp]]
+    output: str
+    fitted_terms: frozenset[frozenset[str]]
+
+    @classmethod
+    def of(
+        cls,
+        explanation: Explanation,
+        functions: Functions,
+        columns: Mapping[int, AnyArray],
+        halves: tuple[Any, Any],
+        output: int,
+    ) -> _Search:
+        """Features as numbers; levels in the order of their squared residuals on the first half."""
+        squares = np.square(explanation.residual[:, output])
+        features = []
+        for feature in functions.features:
+            if len(feature.columns) == 1 and feature.kind in ("number", "levels"):
+                column = np.asarray(columns[feature.columns[0]])
+                features.append(_code(feature.name, column, squares, halves[0]))
+        return cls(
+            features=tuple(features),
+            matrix=np.column_stack([feature.numbers for feature in features]),
+            residual=explanation.residual[:, output],
+            predictions=explanation.predictions[:, output],
+            found_on=halves[0],
+            measured_on=halves[1],
+            output=explanation.output_names[output],
+            fitted_terms=frozenset(map(frozenset, explanation.terms)),
+        )
+
+    def regions(self, below: float, least_share: float, most_conditions: int) -> list[_Region]:
+        """Nodes of a tree of squared residuals whose R² is low, with all or none of their parts."""
+        from sklearn.tree import DecisionTreeRegressor
+
+        rows = self.found_on
+        squares = np.square(self.residual[rows])
+        squares = np.minimum(squares, np.quantile(squares, 1 - CAPPED))
+        if not squares.max() > 0:
+            return []
+        fewest = max(FEWEST_IN_REGION, int(np.ceil(least_share * len(rows))))
+        tree = DecisionTreeRegressor(
+            max_depth=most_conditions, min_samples_leaf=fewest, random_state=0
+        ).fit(self.matrix[rows], squares / squares.max())
+
+        usual = float(np.square(self.residual[rows]).mean())
+        regions = []
+        waiting = [(0, _Region({}))]
+        while waiting:
+            node, region = waiting.pop()
+            children = _children(tree.tree_, node, region)
+            weak = [child for child in children if self._is_weak(child[1], below, usual)]
+            # A weak region of which one part is not weak is smaller than it seems.
+            is_whole = len(weak) != 1
+            if region.limits and is_whole and self._is_weak(region, below, usual):
+                regions.append(region)
+                continue
+            waiting += children
+        return regions
+
+    def _is_weak(self, region: _Region, below: float, usual: float) -> bool:
+        """Whether R² in a region is low, and errors are large, on the half that it was found on."""
+        rows = self.found_on[region.holds(self.matrix[self.found_on])]
+        errors = float(np.square(self.residual[rows]).mean())
+        return errors >= CLEARLY_WORSE * usual and self._explained(rows) < below
+
+    def _explained(self, rows: Any) -> float:
+        """R² on some rows."""
+        share = r_squared(self.residual[rows][:, None], self.predictions[rows][:, None])[0]
+        # Where predictions do not vary at all, residuals explain nothing away.
+        return float(share) if np.isfinite(share) else -np.inf
+
+    def measure(self, region: _Region, known: Any) -> WeakSpot:
+        """A region on the half that it was not found on."""
+        inside = region.holds(self.matrix[self.measured_on])
+        rows = self.measured_on[inside]
+        interaction, gain = self._missing_interaction(rows)
+        return WeakSpot(
+            conditions=tuple(
+                self._condition(feature, *limits) for feature, limits in region.limits.items()
+            ),
+            output=self.output,
+            share=float(inside.mean()),
+            n_rows=len(rows),
+            explained=self._explained(rows) if len(rows) > 1 else np.nan,
+            error=float(np.sqrt(np.square(self.residual[rows]).mean())) if len(rows) else 0.0,
+            usual_error=float(np.sqrt(np.square(self.residual[self.measured_on]).mean())),
+            interaction=interaction,
+            gain=gain,
+            rows=known[region.holds(self.matrix[known])],
+        )
+
+    def _condition(self, feature: int, above: float, up_to: float, with_missing: bool) -> Condition:
+        """Limits of a feature in words."""
+        coded = self.features[feature]
+        if coded.levels is not None:
+            inside = [level for code, level in enumerate(coded.levels) if above < code <= up_to]
+            return Condition(coded.name, levels=tuple(inside))
+        has_missing = bool(np.isnan(coded.numbers).any())
+        return Condition(
+            coded.name,
+            above=None if above == -np.inf else float(above),
+            up_to=None if up_to == np.inf else float(up_to),
+            with_missing=with_missing and has_missing,
+        )
+
+    def _missing_interaction(self, rows: Any) -> tuple[tuple[str, ...], float]:
+        """Features with which a small tree, grown on the first half, tells most of the residual of some rows."""
+        if len(rows) < FEWEST_IN_REGION:
+            return (), 0.0
+        candidates = self._tried_features()
+        singles: dict[tuple[int, ...], float] = {(k,): self._gain((k,), rows) for k in candidates}
+        pairs = {pair: self._gain(pair, rows) for pair in combinations(candidates, 2)}
+        if not pairs:
+            return (), 0.0
+
+        best_pair = max(pairs, key=lambda pair: pairs[pair])
+        triples = {
+            tuple(sorted((*best_pair, k))): self._gain((*best_pair, k), rows)
+            for k in candidates
+            if k not in best_pair
+        }
+        best: tuple[int, ...] = max(singles, key=lambda single: singles[single])
+        gain = singles[best]
+        for larger in (pairs, triples):
+            for term, gained in larger.items():
+                is_new = frozenset(self.features[k].name for k in term) not in self.fitted_terms
+                if is_new and gained > gain + LEAST_GAIN and gained == max(larger.values()):
+                    best, gain = term, gained
+        if gain < LEAST_GAIN:
+            return (), 0.0
+        return tuple(self.features[k].name for k in best), float(gain)
+
+    def _tried_features(self) -> list[int]:
+        """The features that a tree of the residual uses most."""
+        from sklearn.tree import DecisionTreeRegressor
+
+        rows = self.found_on
+        tree = DecisionTreeRegressor(max_depth=6, min_samples_leaf=10, random_state=0)
+        tree.fit(self.matrix[rows], self.residual[rows])
+        order = np.argsort(-tree.feature_importances_, kind="stable")[:TRIED_FEATURES]
+        return sorted(int(k) for k in order)
+
+    def _gain(self, features: Sequence[int], rows: Any) -> float:
+        """Share of the squared residual of some rows that a small tree of some features takes away."""
+        from sklearn.tree import DecisionTreeRegressor
+
+        chosen = list(features)
+        tree = DecisionTreeRegressor(
+            max_leaf_nodes=TRIED_LEAVES, min_samples_leaf=5, random_state=0
+        )
+        tree.fit(self.matrix[self.found_on][:, chosen], self.residual[self.found_on])
+        left = self.residual[rows] - tree.predict(self.matrix[rows][:, chosen])
+        before = float(np.square(self.residual[rows]).sum())
+        return 1 - float(np.square(left).sum()) / before if before > 0 else 0.0
+
+
+def _code(name: str, column: AnyArray, squares: FloatArray, rows: Any) -> _Coded:
+    """A column as numbers: as it is, or as positions of levels, those with small residuals first."""
+    if column.dtype.kind in "biuf":
+        return _Coded(name, column.astype(np.float64), None)
+
+    texts = np.array(["missing" if is_missing(value) else str(value) for value in column.tolist()])
+    names, codes = np.unique(texts, return_inverse=True)
+    codes = codes.reshape(-1)
+    sums = np.bincount(codes[rows], weights=squares[rows], minlength=len(names))
+    counts = np.bincount(codes[rows], minlength=len(names))
+    order = np.argsort(sums / np.maximum(counts, 1), kind="stable")
+    rank = np.empty(len(names))
+    rank[order] = np.arange(len(names))
+    return _Coded(name, rank[codes], tuple(str(names[position]) for position in order))
+
+
+def _children(tree: Any, node: int, region: _Region) -> list[tuple[int, _Region]]:
+    """The two parts of a region that a node of a tree makes; none of a leaf."""
+    left, right = int(tree.children_left[node]), int(tree.children_right[node])
+    if left < 0:
+        return []
+    feature = int(tree.feature[node])
+    threshold = float(tree.threshold[node])
+    missing_left = bool(tree.missing_go_to_left[node])
+    above, up_to, with_missing = region.limits.get(feature, (-np.inf, np.inf, True))
+    lower = (above, min(up_to, threshold), with_missing and missing_left)
+    upper = (max(above, threshold), up_to, with_missing and not missing_left)
+    return [
+        (left, _Region({**region.limits, feature: lower})),
+        (right, _Region({**region.limits, feature: upper})),
+    ]

@@ -1,0 +1,105 @@
+"""Regions where functions fail are found where they were planted, measured on other rows, and not made up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import nobsp
+
+
+def rows(seed, n=3000):
+    return np.random.default_rng(seed).uniform(-1, 1, size=(n, 4))
+
+
+def in_region(X):
+    return (X[:, 0] > 0.3) & (X[:, 1] < 0.0)
+
+
+def planted(X):
+    wave = 3 * np.sin(5 * X[:, 2]) * np.sign(X[:, 3])
+    return np.sin(2 * X[:, 0]) + X[:, 1] + np.where(in_region(X), wave, 0.0)
+
+
+@pytest.fixture(scope="module")
+def explainer():
+    return nobsp.NObSP(planted, interactions=0).fit(rows(0, 1500))
+
+
+def test_a_planted_region_is_found_and_measured_on_other_rows(explainer):
+    X = rows(1)
+    spots = explainer.weak_spots(X)
+    spot = spots[0]
+    inside = np.zeros(len(X), dtype=bool)
+    inside[spot.rows] = True
+    overlap = (inside & in_region(X)).sum() / (inside | in_region(X)).sum()
+    assert overlap > 0.7
+    assert {condition.feature for condition in spot.conditions} == {"x0", "x1"}
+    assert set(spot.interaction) & {"x2", "x3"}
+
+    # By hand, on all rows of the region: as on the half that it was measured on, but for chance.
+    ex = explainer(X)
+    residual = ex.residual[inside, 0]
+    predictions = ex.predictions[inside, 0]
+    share = 1 - np.square(residual).sum() / np.square(predictions - predictions.mean()).sum()
+    assert spot.explained == pytest.approx(share, abs=0.1)
+    assert spot.share == pytest.approx(inside.mean(), abs=0.02)
+
+
+def test_health_tells_of_it_only_where_rows_are_given(explainer):
+    codes = [finding.code for finding in explainer.health(rows(1)).findings]
+    assert "weak_spot" in codes
+    assert "weak_spot" not in [finding.code for finding in explainer.health().findings]
+
+
+def test_nothing_is_named_where_functions_are_all_there_is():
+    X = rows(2)
+    additive = nobsp.NObSP(lambda X: np.sin(3 * X[:, 0]) + np.abs(X[:, 1]), interactions=0).fit(X)
+    assert additive.weak_spots(rows(3)) == ()
+
+
+def test_a_region_of_flat_predictions_is_no_weak_spot():
+    # Hardly any variance below zero, the same errors everywhere: a low R² there is nobody's fault.
+    def model(X):
+        return np.maximum(X[:, 0], 0) * 5 + 0.02 * np.sin(40 * X[:, 1] * X[:, 2])
+
+    explainer = nobsp.NObSP(model, interactions=0).fit(rows(4, 1000))
+    assert explainer.weak_spots(rows(5, 2000), below=0.5) == ()
+
+
+def test_levels_are_named():
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "city": generator.choice(["Oslo", "Rome", "Bonn", "Lima"], 2500),
+            "a": generator.normal(size=2500),
+            "b": generator.normal(size=2500),
+        }
+    )
+
+    from sklearn.base import BaseEstimator, RegressorMixin
+    from sklearn.compose import make_column_transformer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder
+
+    class Model(RegressorMixin, BaseEstimator):
+        def fit(self, X, y):
+            self.is_fitted_ = True
+            return self
+
+        def predict(self, X):
+            return X[:, -2] + 3 * X[:, 3] * np.sign(X[:, -1] * X[:, -2])
+
+    encode = make_column_transformer((OneHotEncoder(), ["city"]), remainder="passthrough")
+    model = make_pipeline(encode, Model()).fit(frame, frame["a"])
+    spots = nobsp.NObSP(model, interactions=0).fit(frame).weak_spots(frame)
+    levels = [c.levels for c in spots[0].conditions if c.feature == "city"]
+    assert levels == [("Rome",)]
+
+
+def test_too_few_rows_are_refused(explainer):
+    with pytest.raises(ValueError, match="200"):
+        explainer.weak_spots(rows(6, 100))
+    with pytest.raises(ValueError, match="least_share"):
+        explainer.weak_spots(rows(6, 300), least_share=2.0)
