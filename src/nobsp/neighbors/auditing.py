@@ -96,12 +96,13 @@ class Audit:
     def __getitem__(self, rows: Any) -> Audit:
         """Some of the rows, by position, slice, list of positions or mask; what was found about all of them stays."""
         chosen = np.atleast_1d(np.arange(len(self))[rows])
-        kept: dict[str, Any] = {"reasons": tuple(self.reasons[row] for row in chosen)}
-        kept["signals"] = {name: values[chosen] for name, values in self.signals.items()}
+        parts: dict[str, Any] = {"reasons": tuple(self.reasons[row] for row in chosen)}
+        parts["signals"] = {name: values[chosen] for name, values in self.signals.items()}
         for field in fields(self):
-            if isinstance(whole := getattr(self, field.name), np.ndarray | Neighbors):
-                kept[field.name] = whole[chosen]
-        return replace(self, **kept)
+            whole = getattr(self, field.name)
+            if isinstance(whole, np.ndarray | Neighbors):
+                parts[field.name] = whole[chosen]
+        return replace(self, **parts)
 
     @property
     def ranking(self) -> NDArray[np.int64]:
@@ -241,7 +242,7 @@ class Audit:
         hits = (self.by_contributions, self.by_activations)
         error = self.expected_error
         if error is None:
-            purity = [found.purity.mean() for found in hits]
+            purity = [neighbors.purity.mean() for neighbors in hits]
             about = f"mean confidence {self.confidence.mean():.3f}, mean purity {purity[0]:.3f} by evidence, "
             about += f"{purity[1]:.3f} by activations"
         else:
@@ -277,8 +278,8 @@ class Audit:
             "outliers": self.outliers,
         }
         counts |= {} if self.mislabels is None else {"suspected mislabels": self.mislabels}
-        found = ", ".join(f"{flags.sum()} {name}" for name, flags in counts.items())
-        return f"Audit({len(self)} rows: {found})"
+        flagged = ", ".join(f"{flags.sum()} {name}" for name, flags in counts.items())
+        return f"Audit({len(self)} rows: {flagged})"
 
 
 def audit(

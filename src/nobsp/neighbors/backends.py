@@ -106,14 +106,13 @@ class Graphs(Exact):
         probes = walked.probes(queries, space).numpy()
         # An expansion below the number of rows wanted would leave some of them out.
         graph.expansion_search = max(self.options.expansion_search, wanted)
-        found = self._search(graph, probes, wanted, leave)
-        short = torch.nonzero((found >= 0).sum(1) < k)[:, 0]
-        if len(
-            short
-        ):  # a walk may end in a corner of the graph; such queries are compared with every row
+        positions = self._search(graph, probes, wanted, leave)
+        short = torch.nonzero((positions >= 0).sum(1) < k)[:, 0]
+        if len(short):
+            # A walk may end in a corner of the graph; such queries are compared with every row.
             left = None if leave is None else leave[short]
-            found[short] = self._search(graph, probes[short.numpy()], wanted, left, exact=True)
-        return found
+            positions[short] = self._search(graph, probes[short.numpy()], wanted, left, exact=True)
+        return positions
 
     def _search(
         self, graph: Any, probes: Any, wanted: int, leave: Tensor | None, *, exact: bool = False
@@ -121,9 +120,8 @@ class Graphs(Exact):
         """Positions of candidates, −1 where there are fewer."""
         matches = graph.search(probes, wanted, exact=exact, threads=self.options.threads)
         keys = torch.from_numpy(matches.keys.astype(np.int64)).reshape(len(probes), -1)
-        counts = torch.from_numpy(
-            np.asarray(getattr(matches, "counts", [len(matches)]), dtype=np.int64)
-        )
+        n_found = np.asarray(getattr(matches, "counts", [len(matches)]), dtype=np.int64)
+        counts = torch.from_numpy(n_found)
         keys[torch.arange(keys.shape[1]) >= counts[:, None]] = -1
         if leave is not None:
             keys[(keys[:, :, None] == leave[:, None, :]).any(2)] = -1
@@ -170,15 +168,15 @@ class Graphs(Exact):
             name: np.frombuffer(graph.save(), dtype=np.uint8)
             for name, graph in self._graphs.items()
         }
-        kept = {name: bytes_ for name, bytes_ in self._stored.items() if name not in whole}
-        return kept | {name: torch.from_numpy(array.copy()) for name, array in whole.items()}
+        unopened = {name: bytes_ for name, bytes_ in self._stored.items() if name not in whole}
+        return unopened | {name: torch.from_numpy(array.copy()) for name, array in whole.items()}
 
 
 def _restore(graph: Tensor, *, view: bool) -> Any:
     stored: Any = graph.numpy()
     try:
-        if (found := _usearch().Index.restore(memoryview(stored), view=view)) is not None:
-            return found
+        if (index := _usearch().Index.restore(memoryview(stored), view=view)) is not None:
+            return index
     except (RuntimeError, ValueError):
         pass
     raise ValueError("the graph in the file cannot be read.")
@@ -314,8 +312,13 @@ class Collection(Backend):
 
         if exists:
             self._call("drop_collection", "replace the collection")
-        how = {"schema": schema, "index_params": indices, "consistency_level": "Strong"}
-        self._call("create_collection", "make the collection", **how)
+        self._call(
+            "create_collection",
+            "make the collection",
+            schema=schema,
+            index_params=indices,
+            consistency_level="Strong",
+        )
         self._fields = self._columns()
         self._count = 0
         self._behind = False
@@ -334,12 +337,12 @@ class Collection(Backend):
 
         self._fields = self._columns()
         for kind, width in self._widths.items():
-            found = self._fields.get(kind, 0)
+            stored_width = self._fields.get(kind, 0)
             expected = max(_LEAST_WIDTH, width)
-            if found != expected:
-                of = f"of width {found} for {kind}, not {expected}"
+            if stored_width != expected:
                 raise ValueError(
-                    f"the collection {name!r} has vectors {of}; it belongs to another index."
+                    f"the collection {name!r} has vectors of width {stored_width} for {kind}, not {expected}; it "
+                    "belongs to another index."
                 )
 
         if not {"id", "predicted", "response"} <= set(self._fields):
@@ -347,22 +350,26 @@ class Collection(Backend):
 
         self._call("load_collection", "open the collection")
         total = self._count_rows("")
-        whole = total if self._count_rows(f"id < {total}") == total else 0
-        broken = total
-        while whole + 1 < broken:  # how many rows there are before the first number that is missing
-            middle = (whole + broken) // 2
-            whole, broken = (
-                (middle, broken)
-                if self._count_rows(f"id < {middle}") == middle
-                else (whole, middle)
-            )
+        self._count = self._count_before_gap(total)
+        self._behind = self._count < total
 
-        self._count = whole
-        self._behind = whole < total
+    def _count_before_gap(self, total: int) -> int:
+        """How many rows there are before the first number that is missing."""
+        if self._count_rows(f"id < {total}") == total:
+            return total
+        whole = 0
+        broken = total
+        while whole + 1 < broken:
+            middle = (whole + broken) // 2
+            if self._count_rows(f"id < {middle}") == middle:
+                whole = middle
+            else:
+                broken = middle
+        return whole
 
     def _count_rows(self, condition: str) -> int:
-        found = self._call("query", "count the rows", filter=condition, output_fields=["count(*)"])
-        return int(found[0]["count(*)"])
+        answer = self._call("query", "count the rows", filter=condition, output_fields=["count(*)"])
+        return int(answer[0]["count(*)"])
 
     def add(self, rows: Rows) -> None:
         """Puts rows behind those that are there, message by message; each is there whole or not at all."""
@@ -398,18 +405,18 @@ class Collection(Backend):
 
     def take(self, positions: Tensor) -> Rows:
         """Rows at some positions, as near to what was added as single precision has it."""
-        wanted, place = torch.unique(positions, return_inverse=True)
+        wanted, position_of = torch.unique(positions, return_inverse=True)
         fields = [field for field in self._fields if field != "id"]
         records: dict[int, dict[str, Any]] = {}
         for ids in wanted.split(min(_MOST_IDS, self._in_message)):
-            found = self._call("get", "fetch rows", ids=ids.tolist(), output_fields=fields)
-            records.update((int(record["id"]), record) for record in found)
+            fetched = self._call("get", "fetch rows", ids=ids.tolist(), output_fields=fields)
+            records.update((int(record["id"]), record) for record in fetched)
         missing = [number for number in wanted.tolist() if number not in records]
         if missing:
             raise RuntimeError(
                 f"row {missing[0]} is missing from the collection {self.options.collection!r}."
             )
-        return self._rows([records[number] for number in wanted.tolist()]).take(place)
+        return self._rows([records[number] for number in wanted.tolist()]).take(position_of)
 
     def _rows(self, records: Sequence[dict[str, Any]]) -> Rows:
         def column(name: str, dtype: Any) -> Tensor:
@@ -439,8 +446,8 @@ class Collection(Backend):
         self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, walked: Space
     ) -> Tensor:
         """Positions of rows near each query, as Milvus finds them."""
-        kept = self.spaces.get(walked.kind)
-        if kept is None or kept.metric != walked.metric:
+        searchable = self.spaces.get(walked.kind)
+        if searchable is None or searchable.metric != walked.metric:
             have = " and ".join(f"{kind} ({space.metric})" for kind, space in self.spaces.items())
             raise ValueError(
                 f"the collection has {have}, not {walked.kind} ({walked.metric}); make another one."
@@ -456,15 +463,15 @@ class Collection(Backend):
             output_fields=["id"],
             search_params={"metric_type": "IP"},
         )
-        found = torch.full((len(queries), count), -1)
+        positions = torch.full((len(queries), count), -1)
         for number, answer in enumerate(answers):
-            found[number, : len(answer)] = torch.tensor(
+            positions[number, : len(answer)] = torch.tensor(
                 [int(hit["id"]) for hit in answer], dtype=torch.long
             )
 
         if leave is not None:
-            found[(found[:, :, None] == leave[:, None, :]).any(2)] = -1
-        return found
+            positions[(positions[:, :, None] == leave[:, None, :]).any(2)] = -1
+        return positions
 
 
 def _connect(options: Milvus) -> Any:
@@ -607,8 +614,10 @@ def load(
         }
         _require_fitting_rows(stored["rows"], outcomes, spaces)
         indexed = indexed_spaces(spaces, *stored["indexed"])
-    made = make_backend(used, indexed, stored, device=device)
-    fitted = Fitted(source, outcomes, evidence, spaces, made, stored["labelled"], stored["indexed"])
+    restored = make_backend(used, indexed, stored, device=device)
+    fitted = Fitted(
+        source, outcomes, evidence, spaces, restored, stored["labelled"], stored["indexed"]
+    )
     return fitted, stored["options"], used
 
 

@@ -160,36 +160,38 @@ class Outcomes:
     def encode(self, labels: Any, count: int, *, argument: str = "labels") -> Tensor:
         """Labels as class numbers, or as values for a regression."""
         columns = self.count if self.several else 1
-        given = label_array(labels, count, argument=argument, columns=columns)
+        values = label_array(labels, count, argument=argument, columns=columns)
         if self.several:
-            return torch.from_numpy(given.astype(np.int64))
+            return torch.from_numpy(values.astype(np.int64))
         if self.classes is None:
-            if given.dtype.kind not in "fiub":
-                raise TypeError(f"{argument} of a regression must be numbers, found {given.dtype}.")
-            return torch.from_numpy(given.astype(np.float64))
+            if values.dtype.kind not in "fiub":
+                raise TypeError(
+                    f"{argument} of a regression must be numbers, found {values.dtype}."
+                )
+            return torch.from_numpy(values.astype(np.float64))
 
-        how = "pass class numbers from 0, the names of the outputs, or classes=[...] with the label of every class."
-        if (given.dtype.kind in "US") != (self.classes.dtype.kind in "US"):
+        advice = "pass class numbers from 0, the names of the outputs, or classes=[...] with the label of every class."
+        if (values.dtype.kind in "US") != (self.classes.dtype.kind in "US"):
             raise TypeError(
-                f"{argument} hold {_show(given)}, but the classes are {_show(self.classes)}; {how}"
+                f"{argument} hold {_show(values)}, but the classes are {_show(self.classes)}; {advice}"
             )
 
         order = np.argsort(self.classes, kind="stable")
-        codes = order[np.searchsorted(self.classes, given, sorter=order).clip(0, len(order) - 1)]
-        wrong = self.classes[codes] != given
+        codes = order[np.searchsorted(self.classes, values, sorter=order).clip(0, len(order) - 1)]
+        wrong = self.classes[codes] != values
         if wrong.any():
-            found = f"{argument} holds {given[wrong][0].item()!r} (row {int(wrong.argmax())})"
-            raise ValueError(f"{found}, which is none of the classes {_show(self.classes)}; {how}")
+            raise ValueError(
+                f"{argument} holds {values[wrong][0].item()!r} (row {int(wrong.argmax())}), which is none of the "
+                f"classes {_show(self.classes)}; {advice}"
+            )
 
         return torch.from_numpy(codes.astype(np.int64))
 
     def decode(self, codes: Tensor) -> NDArray[Any]:
         """Class numbers as the caller writes classes; values, and 0 and 1 for each class, as they are."""
-        return (
-            codes.numpy().copy()
-            if self.classes is None or codes.ndim == 2
-            else self.classes[codes.numpy()]
-        )
+        if self.classes is None or codes.ndim == 2:
+            return codes.numpy().copy()
+        return np.asarray(self.classes[codes.numpy()])
 
 
 def find_outcomes(
@@ -206,18 +208,10 @@ def find_outcomes(
     output that nothing follows may be a logit or a value: it is a logit where the labels take exactly two values.
     """
     if task == "auto":
-        logit = source.outputs > 1 or source.link in ("sigmoid", "softmax", "log_softmax")
-        logit = logit or classes is not None or source.classes is not None
-        logit = logit or (labels is not None and len(np.unique(labels)) == 2)
-        task = "classification" if logit else "regression"
-
+        is_classifier = _gives_classes(source, labels, classes)
+        task = "classification" if is_classifier else "regression"
     if task == "regression":
-        if source.outputs > 1 and output is None:
-            raise ValueError(
-                f"output must be chosen among {', '.join(map(repr, source.output_names))}."
-            )
-        chosen = 0 if output is None else output_position(output, source.output_names)
-        return Outcomes("regression", source.outputs, chosen, False, None)
+        return _values_of(source, output)
 
     if output is not None:
         raise ValueError(
@@ -226,31 +220,59 @@ def find_outcomes(
 
     several = labels is not None and labels.ndim == 2
     if labels is not None and several:
-        if labels.shape[1] != source.outputs:
-            raise ValueError(
-                f"labels has {labels.shape[1]} columns, but the model has {source.outputs} outputs."
-            )
-        if source.link != "sigmoid" and (labels.sum(1) == 1).all():
-            raise ValueError(
-                "labels has exactly one class in each row; pass class numbers, such as labels.argmax(1)."
-            )
-
+        _require_one_column_each(labels, source)
     sigmoid = several or (source.link == "sigmoid" and source.outputs > 1)
     return Outcomes(
         "classification", source.outputs, 0, sigmoid, _classes(source, classes, labels), several
     )
 
 
+def _gives_classes(source: EvidenceSource, labels: NDArray[Any] | None, classes: Any) -> bool:
+    """Whether a model is taken for a classifier."""
+    if source.outputs > 1 or source.link in ("sigmoid", "softmax", "log_softmax"):
+        return True
+    if classes is not None or source.classes is not None:
+        return True
+    return labels is not None and len(np.unique(labels)) == 2
+
+
+def _values_of(source: EvidenceSource, output: Any) -> Outcomes:
+    """The output of a regression."""
+    if source.outputs > 1 and output is None:
+        raise ValueError(
+            f"output must be chosen among {', '.join(map(repr, source.output_names))}."
+        )
+    chosen = 0 if output is None else output_position(output, source.output_names)
+    return Outcomes("regression", source.outputs, chosen, False, None)
+
+
+def _require_one_column_each(labels: NDArray[Any], source: EvidenceSource) -> None:
+    """An error where 0 and 1 in columns are not those of a model whose rows may have several classes."""
+    if labels.shape[1] != source.outputs:
+        raise ValueError(
+            f"labels has {labels.shape[1]} columns, but the model has {source.outputs} outputs."
+        )
+    if source.link != "sigmoid" and (labels.sum(1) == 1).all():
+        raise ValueError(
+            "labels has exactly one class in each row; pass class numbers, such as labels.argmax(1)."
+        )
+
+
 def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) -> NDArray[Any]:
+    """The label of every class: those that the caller says, those of the model, numbers, or names of outputs."""
     count = max(2, source.outputs)
     if classes is not None:
-        given = array_of(classes, name="classes")
-        plain = given.dtype.kind in "fiubUS"  # objects of several kinds have no order
-        if not plain or given.shape != (count,) or len(np.unique(given)) != count:
+        labels_of_classes = array_of(classes, name="classes")
+        plain = labels_of_classes.dtype.kind in "fiubUS"  # objects of several kinds have no order
+        if (
+            not plain
+            or labels_of_classes.shape != (count,)
+            or len(np.unique(labels_of_classes)) != count
+        ):
             raise ValueError(
                 f"classes must be {count} different labels, one per class in order, found {quote(classes)}."
             )
-        return given
+        return labels_of_classes
     if source.classes is not None and len(source.classes) == count:
         return source.classes
     if labels is None or (labels.ndim == 1 and labels.dtype.kind not in "US"):
@@ -277,17 +299,7 @@ def label_array(
 
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    several = (
-        array.ndim == 2 and columns in (None, array.shape[1]) and bool(np.isin(array, (0, 1)).all())
-    )
-    if not several and (array.ndim != 1 or columns not in (None, 1)):
-        how = (
-            "one label per row"
-            if columns == 1
-            else f"0 and 1 for each of {columns or 'the'} classes"
-        )
-        raise ValueError(f"{argument} has shape {array.shape}; pass {how}.")
-
+    _require_label_shape(array, columns, argument)
     if len(array) != count:
         raise ValueError(f"{argument} has {len(array)} entries for {count} rows.")
     if array.dtype.kind not in "fiubUS":
@@ -300,8 +312,20 @@ def label_array(
     return array
 
 
-def remember_labels(batches: Any, found: list[NDArray[Any] | None]) -> Iterator[Any]:
-    """Batches passed on as they are; their labels, None where there are none, are put into `found`."""
+def _require_label_shape(array: NDArray[Any], columns: int | None, argument: str) -> None:
+    """An error where labels are neither one per row nor 0 and 1 in as many columns as are expected."""
+    is_one_per_row = array.ndim == 1 and columns in (None, 1)
+    is_one_per_class = array.ndim == 2 and columns in (None, array.shape[1])
+    if is_one_per_row or (is_one_per_class and bool(np.isin(array, (0, 1)).all())):
+        return
+    wanted = f"0 and 1 for each of {columns or 'the'} classes"
+    if columns == 1:
+        wanted = "one label per row"
+    raise ValueError(f"{argument} has shape {array.shape}; pass {wanted}.")
+
+
+def remember_labels(batches: Any, collected: list[NDArray[Any] | None]) -> Iterator[Any]:
+    """Batches passed on as they are; their labels, None where there are none, are put into `collected`."""
     for number, batch in enumerate(batches):
         labels = None
         rows = batch
@@ -313,7 +337,7 @@ def remember_labels(batches: Any, found: list[NDArray[Any] | None]) -> Iterator[
         ):
             rows, labels = batch[:2]
         about = f"the labels of batch {number}"
-        found.append(
+        collected.append(
             None if labels is None else label_array(labels, len(rows), argument=about, columns=None)
         )
         yield batch
@@ -321,18 +345,13 @@ def remember_labels(batches: Any, found: list[NDArray[Any] | None]) -> Iterator[
 
 def comes_in_batches(X: Any) -> bool:
     """Whether rows come in batches, which may bring labels."""
-    nested = (
-        isinstance(X, list | tuple)
-        and len(X)
-        and isinstance(X[0], list | tuple)
-        and np.isscalar(X[0][0])
-    )
-    whole = (
-        hasattr(X, "shape") or isinstance(X, str | bytes | Mapping) or not hasattr(X, "__iter__")
-    )
+    if hasattr(X, "shape") or isinstance(X, str | bytes | Mapping) or not hasattr(X, "__iter__"):
+        return False
+    if isinstance(X, list | tuple):
+        is_nested_list = len(X) and isinstance(X[0], list | tuple) and np.isscalar(X[0][0])
+        return not is_nested_list
     # Datasets are iterable too, one row after another; the reader says what to pass instead.
-    single = hasattr(X, "__getitem__") and hasattr(X, "__len__") and not isinstance(X, list | tuple)
-    return not (nested or whole or single)
+    return not (hasattr(X, "__getitem__") and hasattr(X, "__len__"))
 
 
 def _show(values: NDArray[Any]) -> str:

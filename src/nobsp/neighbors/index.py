@@ -145,49 +145,55 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """
         self._validate()
         source = find_evidence(self.explainer)
-        given = _labels(X, y, labels)
-        how = {"task": self.task, "output": self.output, "classes": self.classes}
-        outcomes = find_outcomes(source, given, **how)
+        known_labels = _labels(X, y, labels)
+        outcomes = self._find_outcomes(source, known_labels)
         wanted = _WANTED[self._kind]
         thumbnails: list[Tensor | None] = []
-        rows, found = self._read_labelled(
-            source, outcomes, X, given, wanted=wanted, progress=progress, thumbnails=thumbnails
+        rows, labels_read = self._read_labelled(
+            source,
+            outcomes,
+            X,
+            known_labels,
+            wanted=wanted,
+            progress=progress,
+            thumbnails=thumbnails,
         )
-        if given is None and found is not None:
+        if known_labels is None and labels_read is not None:
             before = outcomes.task
-            outcomes = find_outcomes(source, found, **how)
+            outcomes = self._find_outcomes(source, labels_read)
             if outcomes.task != before:
                 raise ValueError(
                     'one output may be a logit or a value; pass task="classification" or "regression".'
                 )
 
-        if found is not None:
-            rows = replace(rows, labels=outcomes.encode(found, len(rows)))
-        evidence = Evidence()
-        every = list(_WANTED)
-        kinds = every[: every.index(self._kind) + 1]
-        if source.coefficients is not None:
-            kinds = every
-            mean = source.mean
-            if mean is None:
-                mean, _ = moments(rows, lambda part: part.activations.to(torch.float64))
-            evidence = Evidence(outcomes.per_class(source.coefficients).T.contiguous(), mean)
+        if labels_read is not None:
+            rows = replace(rows, labels=outcomes.encode(labels_read, len(rows)))
 
+        evidence = _evidence_of(source, outcomes, rows)
+        kinds = list(_WANTED)
+        if source.coefficients is None:
+            kinds = kinds[: kinds.index(self._kind) + 1]
         spaces = fit_spaces(kinds, evidence, rows, outcomes.count)
         indexed = indexed_spaces(spaces, self._kind, self.metric)
         backend = make_backend(_backend_options(self.backend), indexed, rows, device=self.device)
         backend.add(rows)
         self._fit = Fitted(
-            source,
-            outcomes,
-            evidence,
-            spaces,
-            backend,
-            found is not None,
-            (self._kind, self.metric),
+            source=source,
+            outcomes=outcomes,
+            evidence=evidence,
+            spaces=spaces,
+            backend=backend,
+            labelled=labels_read is not None,
+            indexed=(self._kind, self.metric),
             thumbnail_batches=thumbnails,
         )
         return self
+
+    def _find_outcomes(self, source: EvidenceSource, labels: NDArray[Any] | None) -> Outcomes:
+        """Classes or a value, by the options and, where these leave it open, by the labels."""
+        return find_outcomes(
+            source, labels, task=self.task, output=self.output, classes=self.classes
+        )
 
     @keeps_torch_modes
     def add(self, X: Any, y: Any = None, *, labels: Any = None, progress: bool = False) -> Self:
@@ -200,27 +206,27 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             progress: Whether to show a progress bar on stderr.
         """
         fitted = self._fitted
-        given = _labels(X, y, labels)
+        known_labels = _labels(X, y, labels)
         held = fitted.backend.rows.bytes() if isinstance(fitted.backend, Exact) else 0
         thumbnails: list[Tensor | None] = []
-        rows, found = self._read_labelled(
+        rows, labels_read = self._read_labelled(
             fitted.source,
             fitted.outcomes,
             X,
-            given,
+            known_labels,
             wanted=fitted.wanted,
             progress=progress,
             thumbnails=thumbnails,
             held=held,
         )
-        if (found is not None) != fitted.labelled:
+        if (labels_read is not None) != fitted.labelled:
             state = "has labels" if fitted.labelled else "has no labels"
             raise ValueError(
                 f"labels must be passed for all rows or for none; the database {state}."
             )
 
-        if found is not None:
-            rows = replace(rows, labels=fitted.outcomes.encode(found, len(rows)))
+        if labels_read is not None:
+            rows = replace(rows, labels=fitted.outcomes.encode(labels_read, len(rows)))
         fitted.backend.add(rows)
         fitted.thumbnail_batches.extend(thumbnails)
         return self
@@ -282,9 +288,8 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             near = fitted.backend.take(positions.flatten())
             labels = outcomes.decode(near.truth)
             labels = labels.reshape(*positions.shape, *labels.shape[1:])
-            residuals = (
-                labels - near.response.numpy().reshape(positions.shape) if regression else None
-            )
+            if regression:
+                residuals = labels - near.response.numpy().reshape(positions.shape)
 
         predicted = outcomes.decode(queries.predicted)
         confidence = queries.response.numpy().copy()
@@ -292,8 +297,17 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             predicted = confidence
             confidence = np.full(len(queries), np.nan)
 
-        found = (positions.numpy(), distances.numpy(), labels, predicted, confidence)
-        return Neighbors(*found, self.space, self.target, outcomes.classes, residuals)
+        return Neighbors(
+            indices=positions.numpy(),
+            distances=distances.numpy(),
+            labels=labels,
+            predicted=predicted,
+            confidence=confidence,
+            space=self.space,
+            target=self.target,
+            classes=outcomes.classes,
+            residuals=residuals,
+        )
 
     def _read(self, X: Any, *, progress: bool = False) -> Rows:
         """What the model shows of rows: several queries about the same rows then need one forward pass."""
@@ -589,7 +603,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         source: EvidenceSource,
         outcomes: Outcomes,
         X: Any,
-        given: NDArray[Any] | None,
+        labels: NDArray[Any] | None,
         *,
         wanted: Wanted,
         progress: bool,
@@ -600,49 +614,65 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
         Thumbnails of each batch are put into `thumbnails`.
         """
-        found: list[NDArray[Any] | None] = []
-        batches = remember_labels(X, found) if given is None and comes_in_batches(X) else X
+        batch_labels: list[NDArray[Any] | None] = []
+        batches = remember_labels(X, batch_labels) if labels is None and comes_in_batches(X) else X
         limit = parse_bytes(self.memory_limit, argument="memory_limit")
         parts = []
         for batch in source.read(batches, wanted=wanted, progress=progress):
             part = replace(outcomes.rows(batch, wanted=wanted), logits=None)
             held += part.bytes()
             if held > limit:
-                way = "pass a larger one"
-                count = held * len(part) // part.bytes()
-                if part.evidence is not None and part.evidence.shape[1] > 1:
-                    classes = part.evidence.shape[1]
-                    way = f'keep evidence for one class instead of {classes} with target="own", or a larger limit'
-                raise ValueError(
-                    f"memory_limit is {limit:,} bytes, and {count:,} rows take more; {way}."
-                )
-
+                raise _too_large(part, held, limit)
             parts.append(part)
             thumbnails.append(batch.thumbnails)
 
         rows = join_rows(parts)
-        known = [one for one in found if one is not None]
-        if 0 < len(known) < len(found):
-            missing = len(found) - len(known)
+        known = [batch_label for batch_label in batch_labels if batch_label is not None]
+        if 0 < len(known) < len(batch_labels):
+            missing = len(batch_labels) - len(known)
             raise ValueError(
                 f"{missing} batches of X have no labels while others have; give all of them labels."
             )
 
-        given = np.concatenate(known) if known else given
-        if given is not None and len(given) != len(rows):
-            raise ValueError(f"labels has {len(given)} entries for {len(rows)} rows.")
+        labels = np.concatenate(known) if known else labels
+        if labels is not None and len(labels) != len(rows):
+            raise ValueError(f"labels has {len(labels)} entries for {len(rows)} rows.")
 
-        return rows, given
+        return rows, labels
+
+
+def _evidence_of(source: EvidenceSource, outcomes: Outcomes, rows: Rows) -> Evidence:
+    """Coefficients of evidence that is a multiple of the activations; none where it is kept row by row."""
+    if source.coefficients is None:
+        return Evidence()
+    mean = source.mean
+    if mean is None:
+        mean, _ = moments(rows, lambda part: part.activations.to(torch.float64))
+    return Evidence(outcomes.per_class(source.coefficients).T.contiguous(), mean)
 
 
 def _labels(X: Any, y: Any, labels: Any) -> NDArray[Any] | None:
     """Labels by either of their names, as many as rows, where these can be counted before they are read."""
     if y is not None and labels is not None:
         raise ValueError("y and labels are two names for the same; pass one of them.")
-    given = y if labels is None else labels
-    if given is None:
+    values = y if labels is None else labels
+    if values is None:
         return None
-    return label_array(given, int(X.shape[0]) if hasattr(X, "shape") else len(given), columns=None)
+    return label_array(
+        values, int(X.shape[0]) if hasattr(X, "shape") else len(values), columns=None
+    )
+
+
+def _too_large(part: Rows, held: int, limit: int) -> ValueError:
+    """An error about rows that take more memory than they may, with what would take less."""
+    advice = "pass a larger one"
+    if part.evidence is not None and part.evidence.shape[1] > 1:
+        classes = part.evidence.shape[1]
+        advice = (
+            f'keep evidence for one class instead of {classes} with target="own", or a larger limit'
+        )
+    count = held * len(part) // part.bytes()
+    return ValueError(f"memory_limit is {limit:,} bytes, and {count:,} rows take more; {advice}.")
 
 
 def _backend_options(backend: Any) -> Usearch | Milvus | None:
@@ -668,22 +698,24 @@ def _positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
                 f'exclude must be None, "self", or positions in the database, found {exclude!r}.'
             )
         if queries != rows:
-            found = f"there are {queries} queries and {rows} rows; pass the position of each query"
             raise ValueError(
-                f'exclude="self" says that query i is row i of the database, but {found}.'
+                f'exclude="self" says that query i is row i of the database, but there are {queries} queries and '
+                f"{rows} rows; pass the position of each query."
             )
         return torch.arange(rows)[:, None]
 
-    given = array_of(exclude, name="exclude")
-    shaped = given.dtype.kind in "iu" and given.ndim in (1, 2) and len(given) == queries
-    if not shaped or (given.size and (given.min() < -1 or given.max() >= rows)):
+    positions = array_of(exclude, name="exclude")
+    shaped = positions.dtype.kind in "iu" and positions.ndim in (1, 2) and len(positions) == queries
+    if not shaped or (positions.size and (positions.min() < -1 or positions.max() >= rows)):
         about = (
-            f"{given.min()} to {given.max()}" if shaped else f"{given.dtype} of shape {given.shape}"
+            f"{positions.min()} to {positions.max()}"
+            if shaped
+            else f"{positions.dtype} of shape {positions.shape}"
         )
         wanted = f"positions from 0 to {rows - 1}, or −1, one or one row of them for each of the {queries} queries"
         raise ValueError(f"exclude must hold {wanted}, found {about}.")
 
-    return torch.from_numpy(given.astype(np.int64).reshape(queries, -1))
+    return torch.from_numpy(positions.astype(np.int64).reshape(queries, -1))
 
 
 def most_left_out(leave: Tensor | None) -> int:

@@ -146,10 +146,11 @@ class Neighbors(Answers):
         if k > self.k:
             raise ValueError(f"k must lie between 1 and {self.k}, found {k!r}.")
         names = ("indices", "distances", "labels", "residuals")
-        kept: dict[str, Any] = {
-            name: None if (a := getattr(self, name)) is None else a[:, :k] for name in names
-        }
-        return replace(self, **kept)
+        nearest: dict[str, Any] = {}
+        for name in names:
+            columns = getattr(self, name)
+            nearest[name] = None if columns is None else columns[:, :k]
+        return replace(self, **nearest)
 
     def to_frame(self) -> Any:
         """One line per query and neighbour, as a pandas frame, or a polars one where pandas is missing."""
@@ -205,12 +206,12 @@ class Prototypes:
 
     def of(self, label: Any) -> NDArray[np.int64]:
         """Positions of the prototypes of one class."""
-        found: NDArray[np.int64] = self.indices[self.labels == label]
-        if len(found) == 0:
+        prototypes: NDArray[np.int64] = self.indices[self.labels == label]
+        if len(prototypes) == 0:
             raise ValueError(
                 f"no prototypes of class {label!r}; there are {join_names(np.unique(self.labels))}."
             )
-        return found
+        return prototypes
 
     def to_frame(self) -> Any:
         """One line per prototype, as a pandas frame, or a polars one where pandas is missing."""

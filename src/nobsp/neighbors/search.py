@@ -16,7 +16,7 @@ from nobsp.neighbors.evidence import Outcomes, Rows, join_rows
 from nobsp.network.evidence import EvidenceSource, Wanted
 from nobsp.numerics import evenly_spaced
 
-Found = TypeVar("Found")
+Computed = TypeVar("Computed")
 
 Kind = Literal["activations", "own", "query"]
 Metric = Literal["euclidean", "cosine"]
@@ -42,8 +42,8 @@ class Evidence:
         if self.coefficients is not None and self.mean is not None:
             return self.coefficients[classes] * (rows.activations.to(torch.float64) - self.mean)
         assert rows.evidence is not None
-        place = torch.zeros_like(classes) if rows.evidence.shape[1] == 1 else classes
-        return rows.evidence[torch.arange(len(rows)), place].to(torch.float64)
+        columns = torch.zeros_like(classes) if rows.evidence.shape[1] == 1 else classes
+        return rows.evidence[torch.arange(len(rows)), columns].to(torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,12 +69,12 @@ class Space:
     def scaled(self, rows: Rows, classes: Tensor | None = None) -> Tensor:
         """Vectors before they are brought to unit length; for kind "query" of `classes`, the predicted ones if None."""
         classes = rows.predicted if classes is None or self.kind == "own" else classes
-        raw = (
-            rows.activations.to(torch.float64)
-            if self.kind == "activations"
-            else self.evidence.of(rows, classes)
-        )
-        return (raw - (self.origin if len(self.origin) == 1 else self.origin[classes])) * self.unit
+        if self.kind == "activations":
+            raw = rows.activations.to(torch.float64)
+        else:
+            raw = self.evidence.of(rows, classes)
+        origin = self.origin if len(self.origin) == 1 else self.origin[classes]
+        return (raw - origin) * self.unit
 
     def vectors(self, rows: Rows, classes: Tensor | None = None) -> Tensor:
         """Vectors of unit length, zero for rows without any direction."""
@@ -82,10 +82,11 @@ class Space:
 
     def invert(self, vectors: Tensor, lengths: Tensor) -> Tensor:
         """What vectors and lengths were made of; not for kind "query". Columns that do not vary are at their mean."""
-        return (
-            vectors * lengths[:, None] / torch.where(self.unit > 0, self.unit, torch.inf)
-            + self.origin
-        )
+        return vectors * lengths[:, None] * self._spread() + self.origin
+
+    def _spread(self) -> Tensor:
+        """What columns were divided by; zero for those that do not vary."""
+        return torch.where(self.unit > 0, 1 / self.unit, 0.0)
 
     def probes(self, queries: Rows, sought: Space) -> Tensor:
         """Directions in which to look here for rows that are near in another space, float32.
@@ -95,11 +96,7 @@ class Space:
         """
         vectors = self.vectors(queries)
         if sought.kind == "query" and sought.evidence.coefficients is not None:
-            weights = (
-                sought.evidence.coefficients
-                * sought.unit
-                / torch.where(self.unit > 0, self.unit, torch.inf)
-            )
+            weights = sought.evidence.coefficients * sought.unit * self._spread()
             vectors = unit_length(vectors * weights.abs()[queries.predicted])
         return vectors.to(torch.float32)
 
@@ -133,30 +130,51 @@ def fit_spaces(
     spaces: dict[Kind, Space] = {}
     for kind in kinds:
         if kind == "activations":
-            spaces[kind] = Space(kind, "euclidean", evidence, mean[None], _inverse(spread, mean))
+            spaces[kind] = _z_scored(kind, evidence, mean, spread)
         elif kind == "own":
-            centre, own = moments(rows, lambda part: evidence.of(part, part.predicted))
-            spaces[kind] = Space(kind, "euclidean", evidence, centre[None], _inverse(own, centre))
+            own_mean, own_spread = moments(rows, lambda part: evidence.of(part, part.predicted))
+            spaces[kind] = _z_scored(kind, evidence, own_mean, own_spread)
         elif evidence.coefficients is not None and evidence.mean is not None:
-            # Where it is β_c ⊙ (z − z̄), only the moments of z are needed.
-            beta = evidence.coefficients
-            typical = beta.square().mean(0).sqrt()
-            unit = _inverse(spread, mean) / torch.where(typical > 0, typical, torch.inf)
-            spaces[kind] = Space(
-                kind, "euclidean", evidence, beta * (mean - evidence.mean), unit, mean
-            )
+            spaces[kind] = _space_of_multiples(evidence, mean, spread)
         else:
-            each = [
-                moments(rows, partial(evidence.of, classes=torch.tensor([number])))
-                for number in range(classes)
-            ]
-            centres = torch.stack([centre for centre, _ in each])
-            pooled = torch.stack([own for _, own in each]).square().mean(0).sqrt()
-            spaces[kind] = Space(
-                kind, "euclidean", evidence, centres, _inverse(pooled, centres.abs().amax(0))
-            )
-
+            spaces[kind] = _space_of_classes(evidence, rows, classes)
     return spaces
+
+
+def _z_scored(kind: Kind, evidence: Evidence, mean: Tensor, spread: Tensor) -> Space:
+    """A space whose columns have mean zero and spread one."""
+    return Space(kind, "euclidean", evidence, origin=mean[None], unit=_inverse(spread, mean))
+
+
+def _space_of_multiples(evidence: Evidence, mean: Tensor, spread: Tensor) -> Space:
+    """Evidence β_c ⊙ (z − z̄) for the query's class: only the moments of z are needed."""
+    beta = evidence.coefficients
+    assert beta is not None
+    assert evidence.mean is not None
+    typical = beta.square().mean(0).sqrt()
+    return Space(
+        "query",
+        "euclidean",
+        evidence,
+        origin=beta * (mean - evidence.mean),
+        unit=_inverse(spread, mean) / torch.where(typical > 0, typical, torch.inf),
+        centre=mean,
+    )
+
+
+def _space_of_classes(evidence: Evidence, rows: Rows, classes: int) -> Space:
+    """Evidence for the query's class, as it was kept, with the moments of every class."""
+    means = []
+    variances = []
+    for number in range(classes):
+        mean, spread = moments(rows, partial(evidence.of, classes=torch.tensor([number])))
+        means.append(mean)
+        variances.append(spread.square())
+
+    origin = torch.stack(means)
+    pooled = torch.stack(variances).mean(0).sqrt()
+    unit = _inverse(pooled, origin.abs().amax(0))
+    return Space("query", "euclidean", evidence, origin=origin, unit=unit)
 
 
 def pieces(count: int, width: int, *, numbers: int = 1 << 18) -> Iterator[slice]:
@@ -174,8 +192,14 @@ def spaced(count: int, most: int) -> Tensor:
 def moments(rows: Rows, of: Callable[[Rows], Tensor]) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of columns, in two passes."""
     parts = list(pieces(len(rows), rows.activations.shape[1]))
-    mean = sum((of(rows.take(part)).sum(0) for part in parts), torch.zeros(())) / len(rows)
-    squares = sum(((of(rows.take(part)) - mean).square().sum(0) for part in parts), torch.zeros(()))
+    total = torch.zeros(())
+    for part in parts:
+        total = total + of(rows.take(part)).sum(0)
+    mean = total / len(rows)
+
+    squares = torch.zeros(())
+    for part in parts:
+        squares = squares + (of(rows.take(part)) - mean).square().sum(0)
     return mean, (squares / len(rows)).sqrt()
 
 
@@ -218,17 +242,16 @@ class Backend(ABC):
         `leave` has positions to leave out for each query, −1 for none. A backend that does not compare with every row
         looks for candidates in `walked`: `space` itself, or activations where it has vectors of its own per class.
         """
-        found = []
+        positions = []
+        distances = []
         for start in range(0, len(queries), self.at_once):
-            lot = slice(start, start + self.at_once)
-            some = queries.take(lot)
-            left = None if leave is None else leave[lot]
-            found.append(
-                self._measure(
-                    space, some, self.candidates(some, k, left, space=space, walked=walked), k
-                )
-            )
-        positions, distances = zip(*found, strict=True)
+            batch = slice(start, start + self.at_once)
+            some = queries.take(batch)
+            left_out = None if leave is None else leave[batch]
+            candidates = self.candidates(some, k, left_out, space=space, walked=walked)
+            nearest, apart = self._measure(space, some, candidates, k)
+            positions.append(nearest)
+            distances.append(apart)
         return torch.cat(positions), torch.cat(distances)
 
     def _measure(
@@ -238,17 +261,17 @@ class Backend(ABC):
         vectors = space.vectors(queries)
         candidates = candidates.sort(dim=1).values
         flat = candidates.clamp_min(0).flatten()
-        whose = torch.arange(len(queries)).repeat_interleave(candidates.shape[1])
+        query_of = torch.arange(len(queries)).repeat_interleave(candidates.shape[1])
+
         distances = torch.empty(len(flat), dtype=torch.float64)
         for piece in pieces(len(flat), space.width):
-            own = vectors[whose[piece]]
-            near = space.vectors(self.take(flat[piece]), queries.predicted[whose[piece]])
-            apart = (
-                (near - own).square().sum(1).sqrt()
-                if space.metric == "euclidean"
-                else 1 - (near * own).sum(1)
-            )
-            distances[piece] = apart
+            own = vectors[query_of[piece]]
+            near = space.vectors(self.take(flat[piece]), queries.predicted[query_of[piece]])
+            if space.metric == "euclidean":
+                distances[piece] = (near - own).square().sum(1).sqrt()
+            else:
+                distances[piece] = 1 - (near * own).sum(1)
+
         distances = distances.reshape(candidates.shape).masked_fill(candidates < 0, torch.inf)
         order = distances.argsort(dim=1, stable=True)[:, :k]
         return candidates.gather(1, order), distances.gather(1, order)
@@ -256,7 +279,8 @@ class Backend(ABC):
     def _wanted(self, k: int, leave: Tensor | None, *, direct: bool) -> int:
         """How many candidates an approximate search looks for."""
         least: int = self.options.candidates if direct else self.options.candidates_by_activation
-        return min(max(least, 4 * k) + (0 if leave is None else leave.shape[1]), len(self))
+        n_left_out = 0 if leave is None else leave.shape[1]
+        return min(max(least, 4 * k) + n_left_out, len(self))
 
 
 class Exact(Backend):
@@ -303,18 +327,23 @@ class Exact(Backend):
         scores = torch.zeros(len(queries), 0, dtype=torch.float64)
         positions = torch.zeros(len(queries), 0, dtype=torch.long)
         for block in pieces(len(self), max(space.width, len(queries)), numbers=_AT_ONCE):
-            here = _scores(space, self.rows.take(block), queries, vectors, self._device)
+            in_block = _scores(space, self.rows.take(block), queries, vectors, self._device)
             if leave is not None:
-                place = leave - block.start
-                query, column = torch.nonzero((place >= 0) & (place < here.shape[1]), as_tuple=True)
-                here[query, place[query, column]] = -torch.inf
-            best, where = here.topk(min(count, here.shape[1]), dim=1)
+                _leave_out(in_block, leave - block.start)
+            best, rows = in_block.topk(min(count, in_block.shape[1]), dim=1)
             scores = torch.cat([scores, best.cpu()], 1)
-            positions = torch.cat([positions, where.cpu() + block.start], 1)
+            positions = torch.cat([positions, rows.cpu() + block.start], 1)
             if scores.shape[1] > count:
-                scores, kept = scores.topk(count, dim=1)
-                positions = positions.gather(1, kept)
+                scores, order = scores.topk(count, dim=1)
+                positions = positions.gather(1, order)
         return torch.where(scores == -torch.inf, -1, positions)
+
+
+def _leave_out(scores: Tensor, rows: Tensor) -> None:
+    """Lets no query find the rows that it leaves out, by their positions in the block; others are ignored."""
+    is_in_block = (rows >= 0) & (rows < scores.shape[1])
+    query, column = torch.nonzero(is_in_block, as_tuple=True)
+    scores[query, rows[query, column]] = -torch.inf
 
 
 def _scores(
@@ -327,12 +356,12 @@ def _scores(
         units = space.vectors(rows).to(device)
         return vectors @ units.T + empty * ~units.any(1)
 
-    present, place = torch.unique(queries.predicted, return_inverse=True)
+    classes, class_of = torch.unique(queries.predicted, return_inverse=True)
     if space.centre is None or space.evidence.coefficients is None:
         scores = torch.empty(len(vectors), len(rows), dtype=torch.float64, device=device)
-        for number, label in enumerate(present):
+        for number, label in enumerate(classes):
             units = space.vectors(rows, label.expand(len(rows))).to(device)
-            own = (place == number).to(device)
+            own = (class_of == number).to(device)
             scores[own] = vectors[own] @ units.T + empty * ~units.any(1)
         return scores
 
@@ -342,10 +371,14 @@ def _scores(
     weights = space.evidence.coefficients * space.unit
     weights = (weights / weights.abs().amax(1, keepdim=True).clamp_min(1e-300)).to(device)
     u = (rows.activations.to(torch.float64) - space.centre).to(device)
-    lengths = (weights[present].square() @ u.square().T).sqrt()
+    lengths = (weights[classes].square() @ u.square().T).sqrt()
     scores = (vectors * weights[queries.predicted]) @ u.T
-    scores /= torch.where(lengths > 0, lengths, torch.inf)[place]
-    return scores.add_((empty * (lengths == 0))[place]) if bool((lengths == 0).any()) else scores
+    scores /= torch.where(lengths > 0, lengths, torch.inf)[class_of]
+
+    is_empty = lengths == 0
+    if bool(is_empty.any()):
+        scores += (empty * is_empty)[class_of]
+    return scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,28 +407,30 @@ class Fitted:
             return None
         return torch.cat(batches)
 
-    def cached(self, name: str, compute: Callable[[], Found]) -> Found:
+    def cached(self, name: str, compute: Callable[[], Computed]) -> Computed:
         """What `compute` finds out about the rows, once for as long as none are added."""
         if self.cache.get(name, (-1,))[0] != len(self.backend):
             self.cache[name] = len(self.backend), compute()
-        found: Found = self.cache[name][1]
-        return found
+        value: Computed = self.cache[name][1]
+        return value
 
     @property
     def wanted(self) -> Wanted:
         """What evidence is kept of rows, and read of those that are added or queried."""
-        return "every" if "query" in self.spaces else "own" if "own" in self.spaces else "none"
+        if "query" in self.spaces:
+            return "every"
+        return "own" if "own" in self.spaces else "none"
 
     def space(self, kind: Kind, metric: str) -> Space:
         """One of the spaces, with z-scores or without."""
         if kind not in self.spaces:
-            missing, how = (
-                ("the class of a query", ', target="query"')
-                if kind == "query"
-                else ("any class", "")
-            )
+            missing = "any class"
+            option = ""
+            if kind == "query":
+                missing = "the class of a query"
+                option = ', target="query"'
             raise ValueError(
-                f'the index keeps no evidence for {missing}; make it with space="contributions"{how}.'
+                f'the index keeps no evidence for {missing}; make it with space="contributions"{option}.'
             )
         return self.spaces[kind] if metric == "euclidean" else self.spaces[kind].cosine()
 
@@ -403,10 +438,11 @@ class Fitted:
         """Logits per class, of queries as they were read, of rows of the database from their activations."""
         if rows.logits is not None:
             return rows.logits
-        found = self.source.logits(rows.activations)
-        if found is None:
-            again = 'pass the rows again: audit(index, X, labels, exclude="self")'
+
+        logits = self.source.logits(rows.activations)
+        if logits is None:
             raise ValueError(
-                f"layers stand between map and head, so logits of the database are not known; {again}."
+                "layers stand between map and head, so logits of the database are not known; pass the rows again: "
+                'audit(index, X, labels, exclude="self").'
             )
-        return self.outcomes.per_class(found)
+        return self.outcomes.per_class(logits)

@@ -80,60 +80,107 @@ def cam_grid(
         >>> plots.cam_grid(cam(images), images).shape
         (2, 3)
     """
-    from nobsp.vision.maps import KINDS, LIGHT
-
     require_whole_number("max_display", max_display)
+    require_number("opacity", opacity, least=0, most=1)
     if not hasattr(maps, "overlay"):
         raise TypeError(
             f"maps must be ActivationMaps, found {type(maps).__name__}; pass cam(images)."
         )
-    if kinds is None:
-        kinds = [maps.kind] if maps.kind != "contrast" else ["contrast", "account"]
-    kinds = [kinds] if isinstance(kinds, str) else list(names_of("kinds", kinds))
-    for kind in kinds:
-        require_choice("kinds", kind, KINDS)
-    require_number("opacity", opacity, least=0, most=1)
+    shown_kinds = _kinds_of(maps, kinds)
+
     targets = [maps]
     if maps.target.ndim == 2:
-        targets = [maps.of_target(place) for place in range(maps.target.shape[1])]
+        targets = [maps.of_target(number) for number in range(maps.target.shape[1])]
     pictures = targets[0].overlay(images, opacity=0.0, mean=mean, std=std)
-    rows = [(image, one) for image in range(len(maps)) for one in targets][:max_display]
-    true = _names_of(labels, maps)
+    rows = [(image, of_target) for image in range(len(maps)) for of_target in targets][:max_display]
+    true_names = _names_of(labels, maps)
+
     height, width = pictures.shape[1:3]
-    size = (1.75 * len(kinds) + 3.05, (1.75 * height / width + 0.15) * len(rows) + 0.4)
-    panels = get_panels(ax, len(rows) * (1 + len(kinds)), 1 + len(kinds), size, "this grid")
+    n_columns = 1 + len(shown_kinds)
+    size = (1.75 * n_columns + 1.3, (1.75 * height / width + 0.15) * len(rows) + 0.4)
+    panels = get_panels(ax, len(rows) * n_columns, n_columns, size, "this grid")
     grid = np.array(panels, dtype=object).reshape(len(rows), -1)
-    for place, (image, one) in enumerate(rows):
-        large = one.resize((height, width))
-        both = max(_peak(large.positive[image]), _peak(large.negative[image]))
-        grey = np.broadcast_to(
-            (pictures[image] @ np.array(LIGHT, np.float32))[..., None], pictures[image].shape
-        )
-        for panel, kind in zip(grid[place], ["image", *kinds], strict=True):
+    for panels_of_row, (image, of_target) in zip(grid, rows, strict=True):
+        axes = list(panels_of_row)
+        large = of_target.resize((height, width))
+        for panel in axes:
             bare(panel)
-            panel.imshow(pictures[image] if kind == "image" else grey)
-            if kind != "image":
-                own = getattr(large, kind)[image]
-                shared = share_scale and kind in ("positive", "negative", "signed")
-                _lay_over(panel, own, kind, both if shared else _peak(own), opacity)
-                if shared and _peak(own) < 0.995 * both:
-                    panel.set_xlabel(
-                        f"at most {percent(_peak(own) / both)} of the scale", fontsize=SMALL
-                    )
-            if place == 0:
-                panel.set_title(
-                    fill("image" if kind == "image" else one.caption(kind), 22), fontsize=NORMAL
-                )
-        target = str(one.target_names[image])
-        text = f"{shorten(target, 18)}\n{percent(float(one.confidence[image]))}"
-        text += f"\n(is {shorten(true[image], 16)})" if true and true[image] != target else ""
-        without_place = float(one.share_without_place[image])
-        if without_place > WITHOUT_PLACE:
-            text += f"\n{percent(without_place)} of it\nhas no place"
-        grid[place, 0].set_ylabel(
-            text, rotation=0, ha="right", va="center", fontsize=NORMAL, labelpad=6
+        axes[0].imshow(pictures[image])
+        _draw_maps(
+            axes[1:],
+            large,
+            image,
+            kinds=shown_kinds,
+            picture=pictures[image],
+            share_scale=share_scale,
+            opacity=opacity,
         )
+        true_name = true_names[image] if true_names else None
+        axes[0].set_ylabel(
+            _row_label(of_target, image, true_name),
+            rotation=0,
+            ha="right",
+            va="center",
+            fontsize=NORMAL,
+            labelpad=6,
+        )
+
+    captions = ["image", *(rows[0][1].caption(kind) for kind in shown_kinds)]
+    for panel, caption in zip(grid[0], captions, strict=True):
+        panel.set_title(fill(caption, 22), fontsize=NORMAL)
     return grid
+
+
+def _kinds_of(maps: ActivationMaps, kinds: Sequence[str] | str | None) -> list[str]:
+    """The kinds of maps to draw; by default the one that is shown, and the account."""
+    from nobsp.vision.maps import KINDS
+
+    if kinds is None:
+        return [maps.kind] if maps.kind != "contrast" else ["contrast", "account"]
+    listed = [kinds] if isinstance(kinds, str) else list(names_of("kinds", kinds))
+    for kind in listed:
+        require_choice("kinds", kind, KINDS)
+    return listed
+
+
+def _draw_maps(
+    axes: Sequence[Axes],
+    maps: ActivationMaps,
+    image: int,
+    *,
+    kinds: Sequence[str],
+    picture: Array,
+    share_scale: bool,
+    opacity: float,
+) -> None:
+    """Maps of one image, each over the image in grey."""
+    from nobsp.vision.maps import LIGHT
+
+    brightness = picture @ np.array(LIGHT, np.float32)
+    grey = np.broadcast_to(brightness[..., None], picture.shape)
+    common_scale = max(_peak(maps.positive[image]), _peak(maps.negative[image]))
+    for panel, kind in zip(axes, kinds, strict=True):
+        panel.imshow(grey)
+        values = getattr(maps, kind)[image]
+        is_shared = share_scale and kind in ("positive", "negative", "signed")
+        scale = common_scale if is_shared else _peak(values)
+        _lay_over(panel, values, kind, scale, opacity)
+        if _peak(values) < 0.995 * scale:
+            share = percent(_peak(values) / scale)
+            panel.set_xlabel(f"at most {share} of the scale", fontsize=SMALL)
+
+
+def _row_label(maps: ActivationMaps, image: int, true_name: str | None) -> str:
+    """The class that maps of an image are about, how sure the model is, and what else is worth telling."""
+    target = str(maps.target_names[image])
+    lines = [shorten(target, 18), percent(float(maps.confidence[image]))]
+    if true_name is not None and true_name != target:
+        lines.append(f"(is {shorten(true_name, 16)})")
+
+    without_place = float(maps.share_without_place[image])
+    if without_place > WITHOUT_PLACE:
+        lines += [f"{percent(without_place)} of it", "has no place"]
+    return "\n".join(lines)
 
 
 def confusions(
@@ -177,6 +224,7 @@ def confusions(
 
 
 def _peak(values: Array) -> float:
+    """The largest size of a value."""
     return float(np.abs(values).max())
 
 
@@ -187,12 +235,13 @@ def _lay_over(ax: Axes, values: Array, kind: str, scale: float, opacity: float) 
     part = values / (scale if scale > 0 else 1.0)
     if kind in ("positive", "negative"):
         part = np.maximum(part, 0.0) * (1.0 if kind == "positive" else -1.0)
+
+    is_for = (part >= 0)[..., None]
     tint = np.empty((*part.shape, 4))
-    tint[..., :3] = np.where(
-        (part >= 0)[..., None], to_rgb(_axes.FOR_TINT), to_rgb(_axes.AGAINST_TINT)
-    )
+    tint[..., :3] = np.where(is_for, to_rgb(_axes.FOR_TINT), to_rgb(_axes.AGAINST_TINT))
     tint[..., 3] = opacity * np.abs(part).clip(0.0, 1.0)
     ax.imshow(tint, interpolation="bilinear", gid=kind)
+
     for level, line in ((0.5, "solid"), (-0.5, "dashed")):
         if part.min() < level < part.max():
             for width, colour in ((2.2, "white"), (1.0, "black")):
@@ -203,19 +252,21 @@ def _names_of(labels: Any, maps: ActivationMaps) -> list[str]:
     """True classes by name."""
     if labels is None:
         return []
-    given = array_of(labels, name="labels").ravel()
-    if len(given) != len(maps):
+
+    values = array_of(labels, name="labels").ravel()
+    if len(values) != len(maps):
         raise ValueError(
-            f"labels has {len(given)} entries but there are {len(maps)} images; pass one each."
+            f"labels has {len(values)} entries but there are {len(maps)} images; pass one each."
         )
-    if given.dtype.kind not in "iu":
-        return [str(label) for label in given]
-    wrong = given[(given < 0) | (given >= len(maps.output_names))]
+    if values.dtype.kind not in "iu":
+        return [str(label) for label in values]
+
+    wrong = values[(values < 0) | (values >= len(maps.output_names))]
     if len(wrong):
         raise ValueError(
             f"labels has the class {wrong[0]}, but there are {len(maps.output_names)} classes."
         )
-    return [maps.output_names[label] for label in given]
+    return [maps.output_names[label] for label in values]
 
 
 def signal(
@@ -242,19 +293,17 @@ def signal(
     """
     from matplotlib.collections import LineCollection
 
-    if (
-        len(maps.locations) != 1
-        or maps.target.ndim != 1
-        or np.ndim(signals) != 3
-        or len(signals) != len(maps)
-    ):
-        found = f"maps has the shape {maps.account.shape} and signals {np.shape(signals)}"
+    has_signals = np.ndim(signals) == 3 and len(signals) == len(maps)
+    if not has_signals or not _is_along_a_line(maps):
         raise ValueError(
-            f"{found}; pass the signals (n, channels, time), and maps of them for one target each."
+            f"maps has the shape {maps.account.shape} and signals {np.shape(signals)}; pass the signals (n, channels, "
+            "time), and maps of them for one target each."
         )
+
     line = as_numpy(signals[row, channel]).astype(np.float64)
     values = getattr(maps.resize(len(line)), maps.kind)[row]
     strength = values / (_peak(values) or 1.0)
+
     axes = get_axes(ax, (6.4, 2.2))
     points = np.stack([np.arange(len(line)), line], axis=1)
     pieces = list(np.stack([points[:-1], points[1:]], axis=1))
@@ -264,6 +313,7 @@ def signal(
     drawn.set(array=(strength[:-1] + strength[1:]) / 2, clim=(-1.0, 1.0))
     axes.add_collection(drawn)
     axes.autoscale_view()
+
     tidy(axes)
     axes.set_xlabel("time step", fontsize=NORMAL)
     axes.set_title(f"{shorten(str(maps.target_names[row]), 24)}: {maps.caption()}", fontsize=NORMAL)
@@ -279,35 +329,43 @@ def words(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0, ax: Any 
         row: Which text.
         ax: Axes to draw on; those of a new figure when None.
     """
-    places = []
-    line = 0
-    column = 0
     tinted = _tinted(maps, tokens, row)
-    for token, _, _ in tinted:
-        if column and column + len(token) > _COLUMNS:
-            line = line + 1
-            column = 0
-        places.append((column, line))
-        column += len(token) + 1
+    starts = _wrap([token for token, _, _ in tinted])
+    last_line = max((line for _, line in starts), default=0)
 
-    axes = get_axes(ax, (7.0, 0.32 * (line + 1) + 0.5))
+    axes = get_axes(ax, (7.0, 0.32 * (last_line + 1) + 0.5))
     bare(axes)
     axes.set_xlim(-1, _COLUMNS + 1)
-    axes.set_ylim(line + 0.7, -0.7)
-    for (column, line), (token, _, colour) in zip(places, tinted, strict=True):
-        box = {"facecolor": colour, "edgecolor": "none", "boxstyle": "round,pad=0.15"}
-        style: dict[str, Any] = {
-            "family": "monospace",
-            "va": "center",
-            "color": "black",
-            "bbox": box,
-        }
-        axes.text(column, line, escape(token), fontsize=SMALL, **style)
+    axes.set_ylim(last_line + 0.7, -0.7)
+    for (column, line), (token, _, colour) in zip(starts, tinted, strict=True):
+        axes.text(
+            column,
+            line,
+            escape(token),
+            fontsize=SMALL,
+            family="monospace",
+            va="center",
+            color="black",
+            bbox={"facecolor": colour, "edgecolor": "none", "boxstyle": "round,pad=0.15"},
+        )
 
-    axes.set_xlabel(
-        f"{shorten(str(maps.target_names[row]), 24)}: {maps.caption()}", fontsize=NORMAL
-    )
+    name = shorten(str(maps.target_names[row]), 24)
+    axes.set_xlabel(f"{name}: {maps.caption()}", fontsize=NORMAL)
     return axes
+
+
+def _wrap(tokens: Sequence[str]) -> list[tuple[int, int]]:
+    """Column and line in which each token of a text begins."""
+    starts = []
+    line = 0
+    column = 0
+    for token in tokens:
+        if column and column + len(token) > _COLUMNS:
+            line += 1
+            column = 0
+        starts.append((column, line))
+        column += len(token) + 1
+    return starts
 
 
 def words_html(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0) -> str:
@@ -337,16 +395,22 @@ def words_html(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0) -> 
     )
 
 
+def _is_along_a_line(maps: ActivationMaps) -> bool:
+    """Whether maps are of signals or texts, for one target each."""
+    return len(maps.locations) == 1 and maps.target.ndim == 1
+
+
 def _tinted(maps: ActivationMaps, tokens: Sequence[str], row: int) -> list[tuple[str, float, str]]:
     """Each token with its share and its colour."""
     from matplotlib.colors import to_hex
 
     tokens = [str(token) for token in tokens]
-    if len(maps.locations) != 1 or maps.target.ndim != 1 or len(tokens) > maps.locations[0]:
-        found = f"maps has the shape {maps.account.shape} but there are {len(tokens)} tokens"
+    if not _is_along_a_line(maps) or len(tokens) > maps.locations[0]:
         raise ValueError(
-            f"{found}; pass maps of texts for one target each, and the tokens of one text."
+            f"maps has the shape {maps.account.shape} but there are {len(tokens)} tokens; pass maps of texts for one "
+            "target each, and the tokens of one text."
         )
+
     shares = getattr(maps, maps.kind)[row, : len(tokens)] / maps.locations[0]
     tint = _axes.blend(_axes.AGAINST_TO_FOR)
     largest = _peak(shares) or 1.0

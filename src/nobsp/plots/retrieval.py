@@ -13,7 +13,7 @@ from nobsp.arguments import array_of, percent, quote, require_whole_number, sugg
 from nobsp.frames import frame_of
 from nobsp.numerics import as_numpy
 from nobsp.plots import _axes, _lookup
-from nobsp.plots._axes import NORMAL, SMALL, as_axes, bare, get_panels, new_figure
+from nobsp.plots._axes import NORMAL, SMALL, Axes, as_axes, bare, get_panels, new_figure
 from nobsp.plots._lookup import Array
 from nobsp.plots.labels import (
     clean,
@@ -24,8 +24,13 @@ from nobsp.plots.labels import (
     shorten_all,
 )
 
+# Columns of a table that are shown.
 _MOST_COLUMNS = 8
-_FAR = 2.0  # standard deviations from the query that are shaded fully
+# Standard deviations from the query that are shaded fully.
+_FAR = 2.0
+# Side of a neighbour's picture in inches, and how much wider that of the query is.
+_PANEL = 1.55
+_QUERY_WIDTH = 1.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +43,13 @@ class _Space:
     labels: list[str]
     agrees: list[bool]
 
-    def caption(self, place: int, width: int) -> str:
+    def caption(self, rank: int, width: int) -> str:
         """A neighbour's label and distance, with a mark where it can agree with the predicted class."""
-        label = f"{shorten(self.labels[place], width)}\n" if self.labels else ""
-        mark = ("✓ " if self.agrees[place] else "✗ ") if self.agrees else ""
-        return f"{mark}{label}d = {format_number(self.distances[place], 3)}"
+        mark = ""
+        if self.agrees:
+            mark = "✓ " if self.agrees[rank] else "✗ "
+        label = f"{shorten(self.labels[rank], width)}\n" if self.labels else ""
+        return f"{mark}{label}d = {format_number(self.distances[rank], 3)}"
 
 
 def retrieval_panel(
@@ -93,59 +100,67 @@ def retrieval_panel(
         (2, 3)
     """
     require_whole_number("max_display", max_display)
-    given = [(hits_contributions, "contributions"), (hits_activations, "activations")]
+    by_space = {"contributions": hits_contributions, "activations": hits_activations}
     spaces = [
         _neighbours(hits, name, row, class_names, max_display)
-        for hits, name in given
+        for name, hits in by_space.items()
         if hits is not None
     ]
     title = _query_title(hits_contributions, row, label, class_names)
     if frame_of(database) is not None or getattr(database, "ndim", 0) == 2:
         return _table(query, database, spaces, title, row, features, ax)
 
-    count = max(len(space.indices) for space in spaces)
-    if ax is None:
-        panel = 1.55
-        figure = new_figure((panel * (count + 1.25), (panel + 0.62) * len(spaces) + 0.1))
-        grid = figure.add_gridspec(len(spaces), count + 1, width_ratios=[1.25] + [1.0] * count)
-        first, *others = [figure.add_subplot(grid[:, 0])] + [
-            figure.add_subplot(grid[space, place + 1])
-            for space in range(len(spaces))
-            for place in range(count)
-        ]
-    else:
-        first, *others = as_axes(ax, 1 + len(spaces) * count, "this retrieval")
-
-    panels = np.array(others, dtype=object).reshape(len(spaces), count)
+    first, panels = _picture_panels(ax, len(spaces), max(len(space.indices) for space in spaces))
     bare(first)
     first.imshow(picture_of(_queried(query, row), "query"))
     first.set_title(title, fontsize=NORMAL, fontweight="bold")
     for space, axes in zip(spaces, panels, strict=True):
-        for one in axes:
-            bare(one)
-        for place, (one, index) in enumerate(zip(axes, space.indices, strict=False)):
-            one.imshow(picture_of(_from(database, index), "database"))
-            one.set_xlabel(space.caption(place, 18), fontsize=SMALL)
-            if space.agrees:
-                agrees = space.agrees[place]
-                one.spines[:].set(
-                    visible=True, linewidth=3.0, color=_axes.MAIN if agrees else _axes.FOR
-                )
-                one.spines[:].set_linestyle("solid" if agrees else (0, (2.5, 1.5)))
-
-        axes[0].set_title(space.title, fontsize=NORMAL, loc="left")
-
+        _draw_neighbours(axes, space, database)
     return np.array([[first, *axes] for axes in panels], dtype=object)
+
+
+def _picture_panels(ax: Any, n_spaces: int, n_neighbours: int) -> tuple[Axes, NDArray[Any]]:
+    """The query's axes, and those of its neighbours, (spaces, neighbours)."""
+    if ax is not None:
+        first, *others = as_axes(ax, 1 + n_spaces * n_neighbours, "this retrieval")
+        return first, np.array(others, dtype=object).reshape(n_spaces, n_neighbours)
+
+    width = _PANEL * (n_neighbours + _QUERY_WIDTH)
+    height = (_PANEL + 0.62) * n_spaces + 0.1
+    figure = new_figure((width, height))
+    ratios = [_QUERY_WIDTH] + [1.0] * n_neighbours
+    grid = figure.add_gridspec(n_spaces, n_neighbours + 1, width_ratios=ratios)
+    first = figure.add_subplot(grid[:, 0])
+    panels = np.empty((n_spaces, n_neighbours), dtype=object)
+    for space, neighbour in np.ndindex(*panels.shape):
+        panels[space, neighbour] = figure.add_subplot(grid[space, neighbour + 1])
+    return first, panels
+
+
+def _draw_neighbours(axes: Sequence[Axes], space: _Space, database: Any) -> None:
+    """Pictures of the neighbours in one space, framed by whether they agree with the predicted class."""
+    for panel in axes:
+        bare(panel)
+    for rank, (panel, index) in enumerate(zip(axes, space.indices, strict=False)):
+        panel.imshow(picture_of(_from(database, index), "database"))
+        panel.set_xlabel(space.caption(rank, 18), fontsize=SMALL)
+        if space.agrees:
+            agrees = space.agrees[rank]
+            colour = _axes.MAIN if agrees else _axes.FOR
+            panel.spines[:].set(visible=True, linewidth=3.0, color=colour)
+            panel.spines[:].set_linestyle("solid" if agrees else (0, (2.5, 1.5)))
+    axes[0].set_title(space.title, fontsize=NORMAL, loc="left")
 
 
 def _neighbours(
     hits: Any, name: str, row: int, class_names: Sequence[str] | None, most: int
 ) -> _Space:
+    """The neighbours of one query in one space, at most so many."""
     for part in ("indices", "distances", "labels", "predicted", "confidence"):
         if not hasattr(hits, part):
-            found = f"{type(hits).__name__} without {part}"
             raise TypeError(
-                f"hits_{name} must be neighbours as index.query(X) returns them, found {found}."
+                f"hits_{name} must be neighbours as index.query(X) returns them, found {type(hits).__name__} without "
+                f"{part}."
             )
 
     if isinstance(row, bool) or not isinstance(row, int | np.integer):
@@ -153,32 +168,33 @@ def _neighbours(
     if not -len(hits.indices) <= row < len(hits.indices):
         raise ValueError(f"row is {row}, but hits_{name} has {len(hits.indices)} queries.")
 
-    space = getattr(hits, "space", name)
-    indices = np.asarray(hits.indices[row])[:most]
-    distances = np.asarray(hits.distances[row])[:most]
-    if hits.labels is None:
-        return _Space(space, indices.tolist(), distances.tolist(), [], [])
-
-    labels = [_class(one, class_names) for one in hits.labels[row]]
+    title = getattr(hits, "space", name)
+    labels: list[str] = []
     agrees: list[bool] = []
-    if np.isfinite(hits.confidence[row]):  # a regression has none
-        agrees = [one == _class(hits.predicted[row], class_names) for one in labels]
-        space = f"{space}: {sum(agrees)} of {len(agrees)} agree"
+    if hits.labels is not None:
+        labels = [_class(label, class_names) for label in hits.labels[row]]
+        if np.isfinite(hits.confidence[row]):  # a regression has none
+            predicted = _class(hits.predicted[row], class_names)
+            agrees = [label == predicted for label in labels]
+            title = f"{title}: {sum(agrees)} of {len(agrees)} agree"
 
-    return _Space(space, indices.tolist(), distances.tolist(), labels[:most], agrees[:most])
+    return _Space(
+        title=title,
+        indices=np.asarray(hits.indices[row])[:most].tolist(),
+        distances=np.asarray(hits.distances[row])[:most].tolist(),
+        labels=labels[:most],
+        agrees=agrees[:most],
+    )
 
 
-def _class(given: Any, class_names: Sequence[str] | None) -> str:
+def _class(label: Any, class_names: Sequence[str] | None) -> str:
     """What a label is called."""
-    if (
-        class_names is None
-        or isinstance(given, bool | np.bool_)
-        or not isinstance(given, int | np.integer)
-    ):
-        return format_label(given)
-    if not 0 <= given < len(class_names):
-        raise ValueError(f"class_names has {len(class_names)} names, but there is a label {given}.")
-    return clean(class_names[int(given)])
+    is_number = isinstance(label, int | np.integer) and not isinstance(label, bool)
+    if class_names is None or not is_number:
+        return format_label(label)
+    if not 0 <= label < len(class_names):
+        raise ValueError(f"class_names has {len(class_names)} names, but there is a label {label}.")
+    return clean(class_names[int(label)])
 
 
 def _query_title(hits: Any, row: int, label: Any, class_names: Sequence[str] | None) -> str:
@@ -202,15 +218,15 @@ def _queried(query: Any, row: int) -> Any:
 
 
 def _from(database: Any, index: int) -> Any:
+    """A row of the database."""
     if not hasattr(database, "__getitem__") or isinstance(database, type):
         raise TypeError(f"database must be the rows that were indexed, found {quote(database)}.")
     try:
         return database[index]
     except (IndexError, KeyError):
-        text = (
+        raise ValueError(
             f"database has no row {index}, which is a neighbour; pass the rows that were indexed."
-        )
-        raise ValueError(text) from None
+        ) from None
 
 
 def _table(
@@ -230,30 +246,9 @@ def _table(
     size = (1.15 * (count + 1) + 2.0, len(spaces) * (0.27 * len(columns) + 0.95) + 0.1)
     axes = get_panels(ax, len(spaces), 1, size, "this retrieval")
     for panel, space in zip(axes, spaces, strict=True):
-        cells = [
-            [wanted[name], *(_from(column, k) for k in space.indices)]
-            for name, column in columns.items()
-        ]
-        far = np.array(
-            [_far(line, column) for line, column in zip(cells, columns.values(), strict=True)]
-        )
-        shades = _axes.blend(_axes.NOTHING_TO_MUCH)
-        panel.imshow(far, cmap=shades, vmin=0.0, vmax=2.2 * _FAR, aspect="auto", gid="far")
-        for (down, right), _ in np.ndenumerate(far):
-            panel.text(
-                right,
-                down,
-                format_value(cells[down][right], 12),
-                ha="center",
-                va="center",
-                fontsize=SMALL,
-            )
-
-        panel.axvline(0.5, color=_axes.MUTED, linewidth=1.5)
-        heads = [
-            title.replace("query: ", "query\n", 1),
-            *(space.caption(k, 14) for k in range(len(space.indices))),
-        ]
+        _draw_cells(panel, space, columns, wanted)
+        heads = [title.replace("query: ", "query\n", 1)]
+        heads += [space.caption(rank, 14) for rank in range(len(space.indices))]
         panel.xaxis.tick_top()
         panel.set_xticks(range(len(heads)), labels=heads, fontsize=SMALL)
         panel.set_yticks(range(len(labels)), labels=labels, fontsize=NORMAL)
@@ -262,6 +257,26 @@ def _table(
         panel.set_title(space.title, loc="left", fontsize=NORMAL)
 
     return np.array(axes, dtype=object)
+
+
+def _draw_cells(
+    panel: Axes, space: _Space, columns: dict[str, NDArray[Any]], query: dict[str, Any]
+) -> None:
+    """Values of the query and its neighbours, a column of cells each."""
+    cells = []
+    shades = []
+    for name, column in columns.items():
+        values = [query[name], *(_from(column, index) for index in space.indices)]
+        cells.append(values)
+        shades.append(_far(values, column))
+
+    colours = _axes.blend(_axes.NOTHING_TO_MUCH)
+    panel.imshow(shades, cmap=colours, vmin=0.0, vmax=2.2 * _FAR, aspect="auto", gid="far")
+    for down, values in enumerate(cells):
+        for right, value in enumerate(values):
+            text = format_value(value, 12)
+            panel.text(right, down, text, ha="center", va="center", fontsize=SMALL)
+    panel.axvline(0.5, color=_axes.MUTED, linewidth=1.5)
 
 
 def _columns(database: Any, features: Sequence[str] | None) -> dict[str, NDArray[Any]]:
@@ -287,8 +302,8 @@ def _query(query: Any, row: int, names: Sequence[str]) -> dict[str, Any]:
     """The query's values by name."""
     frame = frame_of(query)
     if frame is not None:
-        place = row if len(frame) > 1 else 0
-        return {str(name): frame[name].to_list()[place] for name in frame.columns}
+        position = row if len(frame) > 1 else 0
+        return {str(name): frame[name].to_list()[position] for name in frame.columns}
     if hasattr(query, "to_dict"):  # a row of a pandas frame
         query = query.to_dict()
     if isinstance(query, dict):
