@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -56,6 +56,32 @@ class HeadProblem:
     def descent(self) -> Tensor:
         """Minus the gradient at the head's weights, shape (width + 1, outputs); zero for a head trained like this."""
         return self.design.T @ self.weighted_residuals - self.decay[:, None] * self.weights
+
+    @property
+    def objective(self) -> float:
+        """The loss of all rows, with what the weights cost."""
+        truth = self.residuals + _expected(self.loss, self.logits)
+        if self.loss == "softmax":
+            losses = self.logits.logsumexp(1) - (truth * self.logits).sum(1)
+        elif self.loss == "sigmoid":
+            losses = (torch.nn.functional.softplus(self.logits) - truth * self.logits).sum(1)
+        else:
+            losses = (truth - self.logits).square().sum(1) / 2
+        penalty = (self.decay[:, None] * self.weights.square()).sum() / 2
+        return float((self.sample_weight * losses).sum() + penalty)
+
+    def at(self, weights: Tensor) -> HeadProblem:
+        """The same at other weights."""
+        logits = self.design @ weights
+        truth = self.residuals + _expected(self.loss, self.logits)
+        residuals = truth - _expected(self.loss, logits)
+        return replace(self, weights=weights, logits=logits, residuals=residuals)
+
+    def without(self, row: int) -> HeadProblem:
+        """The same with a row that does not count."""
+        sample_weight = self.sample_weight.clone()
+        sample_weight[row] = 0.0
+        return replace(self, sample_weight=sample_weight)
 
     @property
     def relative_descent(self) -> float:
@@ -165,17 +191,12 @@ class SeparateCurvature(Curvature):
 
     def __init__(self, problem: HeadProblem) -> None:
         self._residuals = problem.weighted_residuals
-        bend = torch.ones_like(problem.logits)
-        if problem.loss == "sigmoid":
-            chances = problem.logits.sigmoid()
-            bend = chances * (1 - chances)
-        self._bend = bend * problem.sample_weight[:, None]
+        self._bend = _bend_of_outputs(problem)
 
         design = problem.design
         inverses = []
         leverages = []
-        for column in self._bend.T:
-            hessian = design.T @ (design * column[:, None]) + torch.diag(problem.decay)
+        for hessian in _separate_hessians(problem):
             inverse = _invert(hessian)
             inverses.append(inverse)
             leverages.append(((design @ inverse) * design).sum(1))
@@ -216,22 +237,8 @@ class SoftmaxCurvature(Curvature):
         design = problem.design
         width = design.shape[1]
         outputs = problem.logits.shape[1]
-        hessian = torch.empty(outputs, width, outputs, width, dtype=torch.float64)
-        for first in range(outputs):
-            for second in range(first, outputs):
-                block = design.T @ (design * self._bend(first, second)[:, None])
-                if first == second:
-                    block = block + torch.diag(problem.decay)
-                hessian[first, :, second] = block
-                hessian[second, :, first] = block
-
-        # A softmax does not see what all its logits share, and no row pulls in that direction. It gets a curvature of
-        # its own, as the inverse would be without bound there.
-        shared = hessian.diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=1).mean()
-        hessian += shared / outputs * torch.eye(width, dtype=torch.float64)[None, :, None, :]
-
-        flat = hessian.reshape(outputs * width, outputs * width)
-        self._inverse = _invert(flat).reshape(outputs, width, outputs, width)
+        hessian = _softmax_hessian(problem)
+        self._inverse = _invert(hessian).reshape(outputs, width, outputs, width)
 
         # x_iᵀ H⁻¹ x_i, a number for each pair of outputs.
         leverage = torch.empty(len(design), outputs, outputs, dtype=torch.float64)
@@ -241,12 +248,6 @@ class SoftmaxCurvature(Curvature):
                 leverage[:, first, second] = values
                 leverage[:, second, first] = values
         self._leverage = leverage
-
-    def _bend(self, first: int, second: int) -> Tensor:
-        """Second derivative of each row's loss by two of its logits."""
-        same = float(first == second)
-        chances = self._chances
-        return self._sample_weight * chances[:, first] * (same - chances[:, second])
 
     def solve(self, descent: Tensor) -> Tensor:
         """H⁻¹ times a matrix of the shape of the weights."""
@@ -276,6 +277,60 @@ class SoftmaxCurvature(Curvature):
         return torch.einsum("nc,ncd,nd->n", self._residuals, self._leverage, self._residuals)
 
 
+def newton_step(problem: HeadProblem) -> Tensor:
+    """By how much the weights of a problem are to change for its minimum, if its Hessian stayed as it is."""
+    descent = problem.descent
+    if problem.loss == "softmax":
+        # Outputs come first in the Hessian.
+        step = _solve(_softmax_hessian(problem), descent.T.reshape(-1, 1))
+        return step.reshape(descent.T.shape).T
+    columns = [
+        _solve(hessian, descent[:, output, None])
+        for output, hessian in enumerate(_separate_hessians(problem))
+    ]
+    return torch.cat(columns, dim=1)
+
+
+def _bend_of_outputs(problem: HeadProblem) -> Tensor:
+    """Second derivative of each row's loss by each of its logits, for losses that are a sum over outputs."""
+    bend = torch.ones_like(problem.logits)
+    if problem.loss == "sigmoid":
+        chances = problem.logits.sigmoid()
+        bend = chances * (1 - chances)
+    return bend * problem.sample_weight[:, None]
+
+
+def _separate_hessians(problem: HeadProblem) -> Iterator[Tensor]:
+    """The Hessian of each output, for losses that are a sum over outputs."""
+    design = problem.design
+    for column in _bend_of_outputs(problem).T:
+        yield design.T @ (design * column[:, None]) + torch.diag(problem.decay)
+
+
+def _softmax_hessian(problem: HeadProblem) -> Tensor:
+    """The Hessian of all weights, those of the first output first."""
+    design = problem.design
+    chances = problem.logits.softmax(1)
+    width = design.shape[1]
+    outputs = chances.shape[1]
+    hessian = torch.empty(outputs, width, outputs, width, dtype=torch.float64)
+    for first in range(outputs):
+        for second in range(first, outputs):
+            is_same = float(first == second)
+            bend = problem.sample_weight * chances[:, first] * (is_same - chances[:, second])
+            block = design.T @ (design * bend[:, None])
+            if first == second:
+                block = block + torch.diag(problem.decay)
+            hessian[first, :, second] = block
+            hessian[second, :, first] = block
+
+    # A softmax does not see what all its logits share, and no row pulls in that direction. It gets a curvature of its
+    # own, as the inverse would be without bound there.
+    shared = hessian.diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=1).mean()
+    hessian += shared / outputs * torch.eye(width, dtype=torch.float64)[None, :, None, :]
+    return hessian.reshape(outputs * width, outputs * width)
+
+
 def measure_curvature(problem: HeadProblem) -> Curvature:
     """The curvature of a problem; an error where a softmax has too many weights."""
     if problem.loss != "softmax":
@@ -302,10 +357,25 @@ def gradient_left(problem: HeadProblem, curvature: Curvature) -> float:
 
 def _invert(hessian: Tensor) -> Tensor:
     """The inverse by one Cholesky factorisation."""
-    size = hessian.diagonal().mean().clamp_min(1e-300)
-    lifted = hessian + _JITTER * size * torch.eye(len(hessian), dtype=torch.float64)
-    factor, failed = torch.linalg.cholesky_ex(lifted)
-    if int(failed):
+    factor = _factorise(hessian)
+    if factor is None:
         pseudo_inverse: Tensor = torch.linalg.pinv(hessian, hermitian=True)
         return pseudo_inverse
     return torch.cholesky_inverse(factor)
+
+
+def _solve(hessian: Tensor, columns: Tensor) -> Tensor:
+    """The inverse times some columns."""
+    factor = _factorise(hessian)
+    if factor is None:
+        solved: Tensor = torch.linalg.pinv(hessian, hermitian=True) @ columns
+        return solved
+    return torch.cholesky_solve(columns, factor)
+
+
+def _factorise(hessian: Tensor) -> Tensor | None:
+    """The Cholesky factor; None where some direction has no curvature at all."""
+    size = hessian.diagonal().mean().clamp_min(1e-300)
+    lifted = hessian + _JITTER * size * torch.eye(len(hessian), dtype=torch.float64)
+    factor, failed = torch.linalg.cholesky_ex(lifted)
+    return None if int(failed) else factor

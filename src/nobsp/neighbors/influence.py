@@ -20,6 +20,7 @@ from nobsp.neighbors.curvature import (
 )
 from nobsp.neighbors.evidence import Outcomes, Rows
 from nobsp.neighbors.result import RankedRows, keep_extremes
+from nobsp.neighbors.retraining import retrain_without
 from nobsp.neighbors.search import Fitted, pieces
 
 # Share of the gradient that may be left at the weights of a head that counts as trained on the rows.
@@ -46,21 +47,27 @@ class Influence(RankedRows):
         weight_decay: λ of Σ loss + λ/2 ‖w‖², which follows from the weights; scikit-learn's 1/C, or Ridge's alpha.
         gradient: Share of the rows' own gradients that is left at the head's weights: 0 for a head trained on these
             rows, about 1 for one trained on others.
+        retrained: How many rows were left out by training the head on, because one Newton step moves logits far.
+        rough: How many more move logits far, whose values are of one Newton step all the same, since training on
+            would take too long: their order among themselves is not to be relied on.
     """
 
     loss: Loss
     weight_decay: float
     gradient: float
+    retrained: int = 0
+    rough: int = 0
 
     def __repr__(self) -> str:
         rows = self.values.shape[1]
-        return f"Influence({len(self)} queries, {rows} rows, {self.loss}, gradient {self.gradient:.1%})"
+        rough = f", {self.rough} rows only roughly" if self.rough else ""
+        return f"Influence({len(self)} queries, {rows} rows, {self.loss}, gradient {self.gradient:.1%}{rough})"
 
 
 def leave_out(
     fitted: Fitted, queries: Rows, target: Any, k: int | None, sample_weight: Any = None
 ) -> Influence:
-    """Changes of logits by one Newton step on the loss without each row.
+    """Changes of logits by one Newton step on the loss without each row, and by more where that one goes far.
 
     With H the Hessian of the loss and g_i the gradient of row i, leaving it out moves the weights by H₋ᵢ⁻¹ g_i; H₋ᵢ is
     H less the row's own curvature, so that one factorisation serves all rows (exactly so for least squares).
@@ -79,6 +86,7 @@ def leave_out(
     sign = torch.where(codes > 0, 0.5, -0.5) if is_halved else torch.ones(len(codes))
     column = torch.zeros_like(codes) if is_halved else codes
     residuals = curvature.left_out_residuals()
+    retrained = retrain_without(problem, curvature, residuals)
     constant = torch.ones(len(queries), 1, dtype=torch.float64)
     design = torch.cat([queries.activations.to(torch.float64), constant], dim=1)
 
@@ -89,6 +97,10 @@ def leave_out(
     for piece in pieces(len(queries), n_rows * n_outputs, numbers=_MOST_NUMBERS):
         directions = curvature.directions(design[piece], column[piece])
         moved = torch.einsum("qcj,nj,nc->qn", directions, problem.design, residuals)
+        if len(retrained.rows):
+            changes = torch.einsum("qj,rjc->qrc", design[piece], retrained.changes)
+            chosen = column[piece, None, None].expand(-1, len(retrained.rows), 1)
+            moved[:, retrained.rows] = changes.gather(2, chosen)[:, :, 0]
         values = moved * sign[piece, None]
         size_parts.append(values.abs().sum(1))
         extremes, columns = keep_extremes(values, k)
@@ -107,6 +119,8 @@ def leave_out(
         loss=problem.loss,
         weight_decay=float(problem.decay[0]),
         gradient=gradient,
+        retrained=len(retrained.rows),
+        rough=retrained.rough,
     )
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
+from nobsp.network.passes import count_rows
 from nobsp.network.random_numbers import Draws
 from nobsp.network.stand_in import is_compiled, make_stand_in
 
@@ -37,6 +38,7 @@ class TorchModes:
     autocast: tuple[bool, ...]
     threads: int
     dispatch_modes: int
+    function_modes: int
 
     @classmethod
     def now(cls) -> TorchModes:
@@ -46,6 +48,7 @@ class TorchModes:
             autocast=tuple(torch.is_autocast_enabled(device) for device in _AUTOCAST),
             threads=torch.get_num_threads(),
             dispatch_modes=len(_get_current_dispatch_mode_stack()),
+            function_modes=torch._C._len_torch_function_stack(),
         )
 
     def restore(self) -> None:
@@ -59,6 +62,8 @@ class TorchModes:
             torch.set_num_threads(self.threads)
         while len(_get_current_dispatch_mode_stack()) > self.dispatch_modes:
             _pop_mode()
+        while torch._C._len_torch_function_stack() > self.function_modes:
+            torch._C._pop_torch_function_stack()
 
 
 def keeps_torch_modes(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -97,6 +102,7 @@ def run_in_ordinary_modes(work: Callable[[], Result]) -> Result:
         autocast=tuple(False for _ in _AUTOCAST),
         threads=modes.threads,
         dispatch_modes=modes.dispatch_modes,
+        function_modes=modes.function_modes,
     )
     # Torch's own object, which begins when it is made, in place of `torch.inference_mode`, whose lines can be
     # interrupted; it may be ended twice.
@@ -135,6 +141,7 @@ class Visit:
 
     def __call__(self, x: Tensor) -> Any:
         """The result of one forward pass."""
+        count_rows(len(x))
         with _ordinary_precision(x.device), _eagerly(self._runs_compiled_code()):
             return _in_grad_mode(self.gradients, lambda: self._forward(x))
 

@@ -20,7 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nobsp.network.passes import count_gradients
 from nobsp.vision.feature_map import FeatureMap, ForwardPass, per_channel, spread
+from nobsp.vision.held_scales import Tape
 from nobsp.vision.targets import Question, Targets
 
 Coefficients = Literal["head", "calibrated"]
@@ -173,11 +175,17 @@ class Account:
     points: int | None = None  # how many the integral has, where that was asked for
     # what of the calibration images' logits did not pass through the map, as a share of how far they vary
     unexplained: float = 0.0
+    # forward passes and gradients that an image's account took, on some images
+    passes: float = 1.0
+    gradients: float = 0.0
 
     def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question) -> Tensor:
         """β or mean gradients of what is asked for, shape (n, targets, units)."""
         if self.coefficients is not None:
             return question.columns(self.coefficients.to(seen.maps.device), seen.logits)
+
+        if seen.tape is not None:
+            return self._slopes_on_tape(feature_map, seen, seen.tape, question)
 
         points = POINTS if feature_map.reach == "full" else POINTS_OF_POOLED
         if self.is_picture(feature_map):
@@ -194,9 +202,25 @@ class Account:
             start = self.mean.to(seen.maps.device)
             return integrate(tail, start, seen.units, seen.logits, question, points)
 
+    def _slopes_on_tape(
+        self, feature_map: FeatureMap, seen: ForwardPass, tape: Tape, question: Question
+    ) -> Tensor:
+        """Gradients of the model's own pass, shape (n, targets, units)."""
+        weights = question.classes
+        if question.probability:
+            # At the image itself a sure probability hardly moves; on the way from the base it did.
+            weights = question.mean_gradient(seen.logits)
+        if feature_map.readout is not None:
+            weights = weights @ feature_map.readout.head.weight.to(weights)
+        return feature_map.slopes_on_tape(tape, weights, seen.images)
+
     def is_picture(self, feature_map: FeatureMap) -> bool:
-        """Whether maps show where a class is, by few points from the first tokens, and do not add up."""
-        return feature_map.picture and self.points is None
+        """Whether maps show where a class is, by one gradient from the first tokens, and do not add up."""
+        return bool(feature_map.picture) and self.points is None
+
+    def needs_tape(self, feature_map: FeatureMap) -> bool:
+        """Whether that gradient is the one of the model's own pass."""
+        return self.is_picture(feature_map) and feature_map.picture == "own_pass"
 
     def require_finite(self) -> None:
         """An error where a number that every map depends on is not finite."""
@@ -256,6 +280,7 @@ def _mean_gradients(
         units = (start + nodes[node, None] * change[row]).requires_grad_()
         with torch.enable_grad():
             logits = tail(units, rows[row])
+        count_gradients(len(piece) * n_targets)
         for target in range(n_targets):
             weights = question.gradient(question.classes[row, target], logits.detach())
             (gradient,) = torch.autograd.grad(

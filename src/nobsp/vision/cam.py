@@ -26,6 +26,7 @@ from nobsp.network.evidence import (
     read_activations,
     sign_coefficients,
 )
+from nobsp.network.passes import counting_passes
 from nobsp.network.progress import with_progress
 from nobsp.network.thumbnails import make_thumbnails
 from nobsp.network.visit import in_ordinary_modes, run_in_ordinary_modes
@@ -70,8 +71,9 @@ class NObSPCam(Explainer):
       head that is no layer) has the gradient of those layers alone, integrated on the straight line from the
       calibration mean of the map to the map. `maps.residual` is the error of the integral, `maps.class_token` the share
       of tokens that have no place in the image.
-    - A transformer that reads a class token is explained where its patches enter, by one gradient half-way: a picture
-      of where a class is, which does not add up. With `points=8` it does, at about sixteen times the cost.
+    - A transformer that reads a class token is explained where its patches enter, by one gradient of its own pass with
+      the scales of its normalisations held: a picture of where a class is, which does not add up. With `points=8` it
+      does, at about twenty times the cost.
     - Models of signals and texts that read one time step or token (recurrent networks, decoders) are explained where
       the time steps or tokens enter, if need be at the input itself.
 
@@ -172,7 +174,7 @@ class NObSPCam(Explainer):
                 where there are several, else the cluster of a Ray dataset, else this process.
             progress: Whether to show a progress bar on stderr.
         """
-        with choose_engine(engine, images).start(CHECKPOINTED) as run:
+        with counting_passes() as passes, choose_engine(engine, images).start(CHECKPOINTED) as run:
             ridge = self._checked_ridge()
             source = read_images(run, images, batch_size=self.batch_size)
             taken = as_taken(
@@ -220,7 +222,7 @@ class NObSPCam(Explainer):
         fitted = _Fitted(
             {}, feature_map.described(), fingerprint, account, calibration, calibration.rows, names
         )
-        self._fit = fitted.of(feature_map, probe)
+        self._fit = fitted.of(feature_map, probe, forward_rows=passes.rows)
         for finding in self.health().findings:
             if finding.severity == "warning":
                 # Two functions stand between this one and its caller, see `in_ordinary_modes`.
@@ -300,7 +302,9 @@ class NObSPCam(Explainer):
         # A second gradient would cost as much as the picture itself, and shows where a class is no better.
         has_contrast = targets.has_contrast and not is_picture
         say = partial(answer, fitted.account, targets=targets, contrast=has_contrast)
-        parts = self._each(images, targets, say, progress=progress)
+        with counting_passes() as passes:
+            parts = self._each(images, targets, say, progress=progress)
+        n_images = sum(len(part.target) for part in parts)
         return join(
             parts,
             several=targets.several,
@@ -312,6 +316,8 @@ class NObSPCam(Explainer):
             scale=scale,
             kind=self.kind if self.kind != "contrast" or has_contrast else "account",
             picture=is_picture,
+            passes=passes.rows / n_images,
+            gradients=passes.gradients / n_images,
             reference=f"the mean of {fitted.rows} calibration images",
         )
 
@@ -463,11 +469,12 @@ class NObSPCam(Explainer):
         return source
 
     def _views(
-        self, source: Images, description: str, *, progress: bool
+        self, source: Images, description: str, *, progress: bool, gradients: bool = True
     ) -> Iterator[tuple[FeatureMap, ForwardPass]]:
         """One forward pass over each batch, with the model where it is to run."""
         feature_map = self._fitted.feature_map.on_device(self.device)
-        with feature_map.running() as forward:
+        taping = gradients and self._fitted.account.needs_tape(feature_map)
+        with feature_map.running(taping=taping) as forward:
             for batch in with_progress(
                 source, total=source.rows, enabled=progress, description=description
             ):
@@ -504,7 +511,10 @@ class NObSPCam(Explainer):
             yield from read_activations(X, head.weight, head.bias, progress=progress)
             return
         source = self._read(X, argument="X")
-        for feature_map, view in self._views(source, "reading", progress=progress):
+        views = self._views(
+            source, "reading", progress=progress, gradients=wanted != "none" and head is None
+        )
+        for feature_map, view in views:
             yield run_in_ordinary_modes(partial(self._evidence, feature_map, view, wanted))
 
     def _evidence(
@@ -533,7 +543,12 @@ class NObSPCam(Explainer):
     def health(self) -> CamHealth:
         """What is worth knowing before the maps are believed, each with what to do about it."""
         fitted = self._fitted
-        return examine(fitted.feature_map, fitted.account, rows=fitted.rows)
+        return examine(
+            fitted.feature_map,
+            fitted.account,
+            rows=fitted.rows,
+            forward_rows=fitted.forward_rows,
+        )
 
     def save(self, path: str | os.PathLike[str], *, mergeable: bool = False) -> None:
         """Writes the calibration to one safetensors file; the model itself and the images are not in it.
@@ -698,11 +713,14 @@ class _Fitted:
     feature_map: FeatureMap = field(init=False)  # where the map is
     probe: Tensor = field(init=False)  # some images
     state: tuple[Any, ...] = field(init=False)  # of the model's tensors
+    # images that this process sent through the model to calibrate; zero where they were not counted
+    forward_rows: int = field(init=False)
 
-    def of(self, feature_map: FeatureMap, probe: Tensor) -> Self:
+    def of(self, feature_map: FeatureMap, probe: Tensor, *, forward_rows: int = 0) -> Self:
         """The same of a model."""
         self.feature_map = feature_map
         self.probe = probe
+        self.forward_rows = forward_rows
         self.remember_state()
         return self
 

@@ -23,9 +23,11 @@ from nobsp.network.inference import (
     explain_failure,
     portable,
 )
+from nobsp.network.passes import count_rows
 from nobsp.network.readout import Head, Readout, exact, fingerprint_of, tensors_in
 from nobsp.network.testimony import differs_from, logits_said
 from nobsp.network.visit import Visit, in_ordinary_modes
+from nobsp.vision.held_scales import HeldScales, Tape
 from nobsp.vision.one_tensor import PACKED, OneTensorModel
 
 Layout = Literal["first", "last", "tokens"]
@@ -35,6 +37,9 @@ Pooling = Literal["mean", "max", "mean+max", "max+mean", "flatten"]
 # "point" and "constant": the channels' means, put in as a map of one location or as a constant map. "full": all of it,
 # tokens without a place included.
 Reach = Literal["head", "point", "constant", "full"]
+# How maps come about that show where a class is and do not add up: by one gradient of the model's own pass, or by one
+# half-way from the mean map. Empty where maps add up.
+Picture = Literal["", "own_pass", "half_way"]
 
 POOLINGS: tuple[Pooling, ...] = ("mean", "max", "mean+max", "max+mean", "flatten")
 # Class, distillation and register tokens that may stand before the patches.
@@ -163,6 +168,7 @@ class ForwardPass:
     # what of the logits does not come from the pooled map, shape (n, outputs); None where all does, or where layers
     # stand between
     gaps: Tensor | None = None
+    tape: Tape | None = None  # the pass's own graph, where that was asked for and there is one
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,8 +206,8 @@ class FeatureMap:
     dtype: torch.dtype  # in which precision it takes images
     # whether the layers behind the map want as many rows as there were images
     fixed_batch: bool = False
-    # whether the map is the first of many, of an image, so that a few points are a picture but no sum
-    picture: bool = False
+    # where the map is the first of many, of an image, so that one gradient is a picture but no sum
+    picture: Picture = ""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -300,24 +306,62 @@ class FeatureMap:
         return self.on_current_device()
 
     @contextmanager
-    def running(self) -> Iterator[Callable[[Tensor], ForwardPass]]:
-        """Hold the model in evaluation mode and hand out `forward(images)`: one forward pass, maps and logits."""
+    def running(self, *, taping: bool = False) -> Iterator[Callable[[Tensor], ForwardPass]]:
+        """Hold the model in evaluation mode and hand out `forward(images)`: one forward pass, maps and logits.
+
+        With `taping` the pass has its graph, for gradients that need no further pass.
+        """
         with (
-            evaluation_mode(self.module) as run,
+            evaluation_mode(self.module, gradients=taping) as run,
             catching(run, self.place) as catch,
             self._testifying(run) as testify,
         ):
 
             @in_ordinary_modes
             def forward(images: Tensor) -> ForwardPass:
+                ready = self._ready(images)
                 try:
-                    testimony, tensor = catch(lambda: testify(self._ready(images), len(images)))
+                    if taping:
+                        return self._tape_pass(images, ready, testify, catch)
+                    testimony, tensor = catch(lambda: testify(ready, len(images)))
                 except (RuntimeError, IndexError) as failure:
                     self._explain_failure(failure, images)
                     raise
                 return self._read_pass(images, tensor, testimony)
 
             yield forward
+
+    def _tape_pass(
+        self,
+        images: Tensor,
+        ready: Tensor,
+        testify: Callable[[Tensor, int], _Testimony],
+        catch: Callable[..., tuple[Any, Tensor]],
+    ) -> ForwardPass:
+        """A pass with its graph, in which normalisations keep their scales."""
+        with torch.enable_grad(), HeldScales() as scales:
+            # A clone, since a model may write into its input, but not into a leaf of a graph.
+            entering_model = ready.detach().clone().requires_grad_().clone()
+            testimony, tensor = catch(lambda: testify(entering_model, len(images)))
+
+        tape = None
+        if scales.count and tensor.requires_grad and not self.place.overwritten:
+            tape = Tape(tensor=tensor, entering=testimony.entering)
+        said = _Testimony(
+            result=testimony.result,
+            entering=testimony.entering.detach(),
+            logits=testimony.logits.detach(),
+        )
+        return dataclasses.replace(self._read_pass(images, tensor.detach(), said), tape=tape)
+
+    def slopes_on_tape(self, tape: Tape, weights: Tensor, images: Tensor) -> Tensor:
+        """Gradients of weighted sums (n, sums, width) of what enters the head, shape (n, sums, units)."""
+        slopes = []
+        for gradient in tape.gradients(weights):
+            maps = exact(self.grid.maps(gradient, space_of(images)))
+            tokens = exact(self.grid.prefix_tokens(gradient))
+            slopes.append(torch.cat([maps.flatten(1), tokens.flatten(1)], dim=1))
+        return torch.stack(slopes, dim=1)
 
     def _explain_failure(self, failure: Exception, images: Tensor) -> None:
         """Raise an error that says what to do where images have another shape; else return."""
@@ -399,6 +443,8 @@ class FeatureMap:
                 put_in = put_in.clone(memory_format=torch.contiguous_format)
                 carrier = images[which.to(images.device)] if self.text else self.carrier
                 carrier = carrier.expand(rows, *carrier.shape[1:]) if self.fixed_batch else carrier
+                # The model is seen to run on the carrier; behind the map it runs on all rows.
+                count_rows(rows - len(carrier))
                 found: Tensor = catch(lambda: observe(self._ready(carrier), rows), put_in)[0]
                 return found
 
@@ -431,9 +477,10 @@ class FeatureMap:
             def testify_by_head(x: Tensor, rows: int) -> _Testimony:
                 results: list[Any] = []
                 entering = exact(heard(lambda: results.append(run(x)), rows))
-                logits = readout.logits(entering)
-                if not self.direct:
-                    logits = logits_said(readout, logits, entering, results[0])
+                with torch.no_grad():  # numbers are compared; only `entering` may have a graph
+                    logits = readout.logits(entering)
+                    if not self.direct:
+                        logits = logits_said(readout, logits, entering, results[0])
                 return _Testimony(result=results[0], entering=entering, logits=logits)
 
             yield testify_by_head

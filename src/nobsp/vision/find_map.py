@@ -32,6 +32,7 @@ from nobsp.vision.feature_map import (
     FeatureMap,
     Grid,
     Layout,
+    Picture,
     Pooling,
     Reach,
     Space,
@@ -262,9 +263,18 @@ class _Search:
             views = [seen for seen in group if seen.order == group[0].order]
             tried = self.behind(views)
             if isinstance(tried, FeatureMap) and math.prod(tried.shape) == locations:
-                is_picture = not tried.text and len(tried.shape) > 1
-                return dataclasses.replace(tried, picture=is_picture)
+                return dataclasses.replace(tried, picture=self.picture_of(tried))
         return later
+
+    def picture_of(self, entrance: FeatureMap) -> Picture:
+        """How to show where a class is from the first tokens; sequences have numbers that add up instead."""
+        if entrance.text or len(entrance.shape) == 1:
+            return ""
+        if entrance.reach != "full" or entrance.relu:
+            return "half_way"
+        with entrance.running(taping=True) as forward:
+            tape = forward(self.probe).tape
+        return "half_way" if tape is None else "own_pass"
 
     def best(self, seen: list[_Seen]) -> FeatureMap | None:
         """The last map that is pooled into the head: a module's own output before something derived from it."""

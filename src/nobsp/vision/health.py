@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nobsp.base import Finding, describe_findings, is_healthy
 from nobsp.vision.account import POINTS, Account
-from nobsp.vision.feature_map import FeatureMap
+from nobsp.vision.feature_map import FeatureMap, Picture
 
 # A mean of fewer images says little about what is usual.
 FEW_IMAGES = 16
@@ -35,6 +35,13 @@ class CamHealth:
     direct: bool  # whether the pooled map is what the linear head sees; else layers stand between
     unexplained: float = 0.0  # of how far logits vary, the share that came along another path
     inputs: str = "images"  # what was calibrated on: images, texts, signals or volumes
+    # images that this process sent through the model to calibrate, to find the map and to try it out; zero where they
+    # were not counted, as after `load`
+    forward_rows: int = 0
+    # forward passes that an account takes per image, counted on the first ones: the model's own, and those through the
+    # layers behind the map; contrasts are asked in the same passes
+    passes: float = 1.0
+    gradients: float = 0.0  # gradients of an account per image; a contrast has as many more
 
     @property
     def healthy(self) -> bool:
@@ -45,11 +52,22 @@ class CamHealth:
         known = [share for share in self.explained if share == share]
         carried = f"{max(min(known), 0.0):.1%}" if known else "–"
         first = f"{self.rows} {self.inputs}, {self.channels} channels of {self.layer!r}"
-        first += f"; {carried} or more of each logit."
+        first += f"; {carried} or more of each logit. {self._describe_cost()}"
         return "\n".join([first, *describe_findings(self.findings)])
 
+    def _describe_cost(self) -> str:
+        """What an account takes, in words."""
+        cost = f"An account of one of the {self.inputs} takes {self.passes:.3g} forward"
+        if self.gradients:
+            cost += f" and {self.gradients:.3g} backward passes"
+        else:
+            cost += " pass" if self.passes == 1 else " passes"
+        return cost + "."
 
-def examine(feature_map: FeatureMap, account: Account, *, rows: int) -> CamHealth:
+
+def examine(
+    feature_map: FeatureMap, account: Account, *, rows: int, forward_rows: int = 0
+) -> CamHealth:
     """Collects everything that is worth knowing about a calibration, warnings first."""
     dead = 0
     if account.unique_share is not None:
@@ -71,6 +89,9 @@ def examine(feature_map: FeatureMap, account: Account, *, rows: int) -> CamHealt
         direct=feature_map.direct,
         unexplained=account.unexplained,
         inputs=inputs_of(feature_map),
+        forward_rows=forward_rows,
+        passes=account.passes,
+        gradients=account.gradients,
     )
 
 
@@ -150,13 +171,21 @@ def _describe_layers_behind(feature_map: FeatureMap, account: Account) -> list[F
     return findings
 
 
+# How the one gradient of a picture is taken.
+_PICTURES: dict[Picture, str] = {
+    "own_pass": "of the model's own pass with the scales of its normalisations held",
+    "half_way": "half-way from the mean image",
+}
+
+
 def _describe_picture(feature_map: FeatureMap, account: Account) -> Finding:
     """That maps are pictures, and how to get numbers."""
     carried = max(float(account.explained.min()), 0.0)
     message = (
-        f"The model reads a class token, and maps are pictures of what enters at {feature_map.layer!r}: one gradient "
-        f"half-way shows where a class is, but does not add up (it carries {carried:.0%} of the squares of the first "
-        "images' logits). Pass points=8 for numbers that add up, at about sixteen times the cost."
+        f"The model reads a class token, and maps are pictures of what enters at {feature_map.layer!r}: one gradient, "
+        f"{_PICTURES[feature_map.picture]}, shows where a class is, but does not add up (it carries {carried:.0%} of "
+        "the squares of the first images' logits). Pass points=8 for numbers that add up, at about twenty times the "
+        "cost."
     )
     return Finding("note", "picture", "", message)
 

@@ -69,6 +69,8 @@ class ActivationMaps:
         reference: What accounts start from, in words.
         picture: Whether the maps show where a class is, from the first tokens of a transformer, without adding up;
             `NObSPCam(model, points=8)` gives numbers that do.
+        passes: Forward passes per image that were run for these maps, those through the layers behind the map included.
+        gradients: Gradients per image that were taken for these maps.
     """
 
     positive: Array
@@ -91,6 +93,8 @@ class ActivationMaps:
     kind: Kind = "account"
     reference: str = "the calibration mean"
     picture: bool = False
+    passes: float = 1.0
+    gradients: float = 0.0
 
     def __len__(self) -> int:
         return len(self.positive)

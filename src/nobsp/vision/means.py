@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nobsp.network.passes import counting_passes
 from nobsp.projection import Moments, Ridge, channel_coefficients
 from nobsp.vision.account import Account, Coefficients, Tail, answer
 from nobsp.vision.feature_map import FeatureMap, ForwardPass
@@ -85,8 +86,14 @@ class MapMeans:
             explained=torch.ones(feature_map.outputs, dtype=torch.float64),
             points=points,
         )
-        share = _share_carried(account, feature_map, images)
-        return replace(account, explained=account.explained * share)
+        with counting_passes() as passes:
+            share = _share_carried(account, feature_map, images)
+        return replace(
+            account,
+            explained=account.explained * share,
+            passes=passes.rows / len(images),
+            gradients=passes.gradients / len(images),
+        )
 
     def _solve_direct(self, feature_map: FeatureMap, mean: Tensor) -> Account:
         """The head's weights; an error where much of the logits came along another path."""
@@ -138,7 +145,7 @@ def _base_and_slopes(
 
 def _share_carried(account: Account, feature_map: FeatureMap, images: Tensor) -> float:
     """What the account carries of the squares of some images' logits."""
-    with feature_map.running() as forward:
+    with feature_map.running(taping=account.needs_tape(feature_map)) as forward:
         seen = forward(images)
     targets = Targets(None, None, outputs=feature_map.outputs, names=())
     target = targets.choose(seen.logits, 0)

@@ -1,0 +1,131 @@
+"""One gradient of a model's own pass that shows where a class is: normalisations keep the scale they have.
+
+A layer normalisation divides by the spread of what it is given, so that its ordinary gradient has no part along its
+input: a token that grows is scaled back. What every place brings shows where the divisor is held as it is in this
+image,
+
+    y = w ⊙ (x − x̄) / σ + b,    ∂y of x with σ a constant,
+
+and then one gradient at the image itself is as good a picture as one half-way from the mean image, for half the passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from nobsp.network.passes import count_gradients
+
+_LAYER_NORMS = (functional.layer_norm, torch.layer_norm, torch.ops.aten.layer_norm.default)
+_RMS_NORMS = (functional.rms_norm, torch.rms_norm)
+
+
+class HeldScales(TorchFunctionMode):
+    """Inside, layer and root-mean-square normalisations have the gradient of a constant scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0  # normalisations met so far
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """What the function returns; of normalisations with another gradient."""
+        keywords = kwargs or {}
+        if func in _LAYER_NORMS:
+            self.count += 1
+            return _layer_norm(*args, **keywords)
+        if func in _RMS_NORMS:
+            self.count += 1
+            return _rms_norm(*args, **keywords)
+        return func(*args, **keywords)
+
+
+def _layer_norm(
+    input: Tensor,  # noqa: A002 - as torch names its argument
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,  # noqa: ARG001 - of the function in C
+) -> Tensor:
+    apply: Any = _LayerNorm.apply  # which torch has without types
+    normalised: Tensor = apply(input, tuple(normalized_shape), weight, bias, eps)
+    return normalised
+
+
+def _rms_norm(
+    input: Tensor,  # noqa: A002 - as torch names its argument
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    axes = _last_axes(normalized_shape)
+    # The least number that torch adds where none is named.
+    least = torch.finfo(input.dtype).eps if eps is None else eps
+    with torch.no_grad():
+        scale = (input.square().mean(axes, keepdim=True) + least).rsqrt()
+    normalised = input * scale
+    return normalised if weight is None else normalised * weight.detach()
+
+
+def _last_axes(normalized_shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(range(-len(normalized_shape), 0))
+
+
+class _LayerNorm(torch.autograd.Function):
+    """Layer normalisation whose gradient in its input takes the spread for a constant; the weights have none."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        shape: tuple[int, ...],
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        normalised, _, inverse_spread = torch.native_layer_norm(x, list(shape), weight, bias, eps)
+        ctx.save_for_backward(inverse_spread, weight)
+        ctx.axes = _last_axes(shape)
+        return normalised
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        inverse_spread, weight = ctx.saved_tensors
+        gradient = gradients[0] if weight is None else gradients[0] * weight
+        gradient = gradient * inverse_spread.to(gradient)
+        return gradient - gradient.mean(ctx.axes, keepdim=True), None, None, None, None
+
+
+@dataclass(frozen=True, eq=False)
+class Tape:
+    """The graph of one pass of a model, from its map to what enters the head."""
+
+    tensor: Tensor  # the map, as the model lays it out
+    entering: Tensor  # what enters the head, or the output where there is no head, shape (n, width)
+
+    def gradients(self, weights: Tensor) -> list[Tensor]:
+        """Of weighted sums (n, sums, width) of what enters the head, in the layout of the map; one for each sum."""
+        n_sums = weights.shape[1]
+        gradients = []
+        count_gradients(weights.shape[0] * n_sums)
+        for position in range(n_sums):
+            (gradient,) = torch.autograd.grad(
+                self.entering,
+                self.tensor,
+                weights[:, position].to(self.entering),
+                retain_graph=position + 1 < n_sums,
+            )
+            gradients.append(gradient)
+        return gradients
