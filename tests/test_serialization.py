@@ -479,3 +479,25 @@ def test_json_that_is_twofold_too_deep_or_no_number_is_refused(about: str, tmp_p
     save_file({"a": torch.arange(3)}, tmp_path / "file", metadata=metadata)
     with pytest.raises(ValueError, match="description cannot be read"):
         serialization.read(tmp_path / "file", kind="thing", version=1)
+
+
+@dataclasses.dataclass
+class Counted:
+    position: int
+    share: float
+    known: bool
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("position", 0.5), ("position", True), ("share", True), ("share", "x"), ("known", 1)],
+)
+def test_numbers_are_of_the_sort_that_a_field_has(field: str, value: Any, tmp_path: Path) -> None:
+    right = {"position": 1, "share": 2, "known": False}
+    path = tmp_path / "file"
+    serialization.save(path, Counted(**right), kind="thing", version=1)
+    assert serialization.load(path, kind="thing", version=1, classes=(Counted,)).share == 2
+
+    serialization.save(path, Counted(**{**right, field: value}), kind="thing", version=1)
+    with pytest.raises(ValueError, match=f"'{field}' of 'Counted'"):
+        serialization.load(path, kind="thing", version=1, classes=(Counted,))

@@ -270,6 +270,8 @@ def _fits(value: Any, hint: Any) -> bool:
     kind = typing.get_origin(hint) or hint
     if not isinstance(kind, type) or kind in (Any, object):
         return True
+    if kind in _NUMBERS:
+        return type(value) in _NUMBERS[kind]
     return _sort_of(type(value)) == _sort_of(kind) and _contents_fit(value, hint)
 
 
@@ -300,7 +302,9 @@ def _sort_of(kind: type) -> str:
     return "tensor" if kind.__name__ in ("Tensor", "Parameter") else kind.__name__
 
 
-# Kinds of numbers are alike here, and so are lists and tuples: a description may hold either.
+# What a number may be: a position is whole, and JSON writes 1.0 as it likes.
+_NUMBERS: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float)}
+# Lists and tuples are alike here: a description may hold either.
 _SORTS: dict[str, tuple[type, ...]] = {
     "number": (int, float),
     "text": (str,),

@@ -14,6 +14,8 @@ from torch import nn
 
 import nobsp
 from nobsp.neighbors import ContributionIndex, Milvus, Usearch, audit
+from nobsp.neighbors.backends import KIND, VERSION
+from tests.changed_files import swapped_tensors
 from tests.neighbors import interrupted
 from tests.processes import end_of, environment, line_of, run_process, started_together
 
@@ -459,3 +461,24 @@ def test_a_graph_that_was_damaged_in_the_file_is_refused(where, tmp_path):
     )
     with pytest.raises(ValueError, match="is damaged"):
         ContributionIndex.load(path, head)
+
+
+@pytest.mark.parametrize("explained", ["head", "table"])
+def test_tensors_that_changed_places_are_refused_when_a_file_is_read(explained, tmp_path):
+    head, X, labels = world()
+    if explained == "table":
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+        explainer = nobsp.NObSP(net, interactions=0, background=4).fit(X)
+    else:
+        explainer = head
+    path = tmp_path / "index"
+    ContributionIndex(explainer).fit(X, labels).save(path)
+
+    swaps = 0
+    for _ in swapped_tensors(path, kind=KIND, version=VERSION):
+        with pytest.raises(ValueError, match=r"is damaged|another explainer"):
+            ContributionIndex.load(path, explainer)
+        swaps += 1
+
+    assert swaps > 10

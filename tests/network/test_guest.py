@@ -129,8 +129,8 @@ def test_real_signals_leave_the_model_as_it_was(entangled: bool) -> None:
     interrupted = 0
     for delay in np.linspace(1e-4, 0.02, 100):
         signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, float(delay))
         try:
+            signal.setitimer(signal.ITIMER_REAL, float(delay))
             for _ in range(1000):
                 readout.represent(x)
         except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -233,3 +234,21 @@ def test_inputs_keep_the_kind_of_the_rows(dtype: torch.dtype) -> None:
     rows = torch.ones(2, 2, dtype=dtype)
     assert isolated(rows[:, [0]], torch.zeros(2, dtype=torch.float64), [0]).dtype == dtype
     assert reference(rows, torch.zeros(2, dtype=torch.float64), [0]).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mean": torch.tensor([torch.nan, 0.0])},
+        {"mean": torch.tensor([1e300, 0.0])},
+        {"minimum": torch.tensor([torch.inf, 0.0])},
+        {"two_valued": torch.zeros(2)},
+        {"groups": ((0,), (7,))},
+        {"pieces": [torch.tensor([[torch.nan, 0.0]])]},
+        {"pieces": [torch.tensor([[torch.inf, 0.0]])]},
+    ],
+)
+def test_a_summary_that_no_rows_can_have_is_refused(change: dict[str, Any]) -> None:
+    summary = summary_of(np.array([[1.0, -1.0], [2.0, 3.0], [0.5, 0.0]]))
+    with pytest.raises(ValueError, match=r"its|two_valued|column"):
+        dataclasses.replace(summary, **change)

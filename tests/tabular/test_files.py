@@ -6,6 +6,7 @@ import json
 import re
 import struct
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from nobsp import Functions, NObSP
+from nobsp import Functions, NObSP, serialization
+from nobsp.tabular.functions import KIND, VERSION
+from tests.changed_files import swapped_tensors, write_with
 from tests.processes import run_python
 from tests.tabular.nets import net, table
 from tests.tabular.ranks import city_model, city_table
@@ -183,3 +186,39 @@ def test_a_column_that_the_preprocessing_drops_is_in_files_too(tmp_path: Path) -
     expected = explainer(X).values
     assert_same_to_rounding(loaded(X).values, expected, within=CONTRIBUTIONS)
     assert_same_to_rounding(functions(X).values, expected, within=CONTRIBUTIONS)
+
+
+def test_tensors_that_changed_places_are_refused_when_functions_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "functions"
+    X = table("embedding", 200)
+    NObSP(net("embedding", outputs=2), interactions=1).fit(X).compile().save(path)
+
+    swaps = 0
+    for _ in swapped_tensors(path, kind=KIND, version=VERSION, every=7):
+        with pytest.raises(ValueError, match="is damaged"):
+            Functions.load(path)
+        swaps += 1
+
+    assert swaps > 10
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused_when_functions_are_read(
+    number: float, tmp_path: Path
+) -> None:
+    path = tmp_path / "functions"
+    explainer = NObSP(net("silu"), interactions=0).fit(table("silu", 200))
+    functions = explainer.compile()
+    functions.save(path)
+    tensors, _ = serialization.read(path, kind=KIND, version=VERSION)
+
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        functions.save(path)
+        changed = tensor.clone()
+        changed.view(-1)[0] = number
+        write_with(path, name, changed, kind=KIND, version=VERSION)
+        with suppress(ValueError):
+            loaded = Functions.load(path)
+            assert np.isfinite(loaded(table("silu", 20)).values).all()

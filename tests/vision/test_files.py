@@ -13,9 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from nobsp import Local
+from nobsp import Local, serialization
 from nobsp.vision import NObSPCam
+from nobsp.vision.cam import KIND, VERSION
 from nobsp.vision.means import ChannelMoments
+from tests.changed_files import swapped_tensors
 from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 from tests.vision.networks import (
     ClassMaps,
@@ -230,4 +232,38 @@ def test_a_file_cannot_ask_for_images_of_any_size(tmp_path: Path) -> None:
 
     path = rewritten(tmp_path / "cam", inflate)
     with pytest.raises(ValueError, match="damaged"):
+        NObSPCam.load(path, model)
+
+
+def test_tensors_that_changed_places_are_refused_when_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "cam"
+    model = averaged()
+    NObSPCam(model).fit(images(20)).save(path)
+
+    swaps = 0
+    for _ in swapped_tensors(path, kind=KIND, version=VERSION):
+        with pytest.raises(ValueError, match="damaged"):
+            NObSPCam.load(path, model)
+        swaps += 1
+
+    assert swaps > 3
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("batch_size", "many"), ("layer", 3), ("ridge", None), ("kind", "red")]
+)
+def test_options_that_no_explainer_has_are_refused_when_a_file_is_read(
+    option: str, value: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "cam"
+    model = averaged()
+    cam = NObSPCam(model).fit(images(20))
+    cam.save(path)
+    tensors, about = serialization.read(path, kind=KIND, version=VERSION)
+    [init] = [entry[1] for entry in about["fields"]["options"]["@dict"] if entry[0] == "init"]
+    [entry] = [entry for entry in init["@dict"] if entry[0] == option]
+    entry[1] = value
+    serialization.write(path, kind=KIND, version=VERSION, tensors=tensors, about=about)
+
+    with pytest.raises(ValueError, match=r"path .* is damaged"):
         NObSPCam.load(path, model)

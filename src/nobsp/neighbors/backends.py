@@ -612,6 +612,7 @@ def load(
         spaces = {
             kind: replace(space, evidence=evidence) for kind, space in stored["spaces"].items()
         }
+        _require_fitting_spaces(spaces, outcomes)
         _require_fitting_rows(stored["rows"], outcomes, spaces)
         indexed = indexed_spaces(spaces, *stored["indexed"])
     restored = make_backend(used, indexed, stored, device=device)
@@ -687,6 +688,22 @@ def _require_whole(stored: Mapping[str, Any]) -> None:
             _require_finite(name, getattr(stored["rows"], name))
 
 
+def _require_fitting_spaces(spaces: Mapping[Kind, Space], outcomes: Outcomes) -> None:
+    """An error where what a space subtracts and multiplies with is not as wide as its vectors."""
+    for kind, space in spaces.items():
+        width = space.unit.numel()
+        origins = outcomes.count if kind == "query" else 1
+        fits = space.unit.shape == (width,) and space.origin.shape == (origins, width)
+        centre = space.centre
+        if not fits or (centre is not None and centre.shape != (width,)):
+            raise ValueError(f"the scale of its {kind} is not as wide as its vectors")
+
+        coefficients = space.evidence.coefficients
+        mean = space.evidence.mean
+        if coefficients is not None and (mean is None or mean.shape != coefficients.shape[1:]):
+            raise ValueError("its mean is not that of its explainer's units")
+
+
 def _require_fitting_rows(
     rows: Rows | None, outcomes: Outcomes, spaces: Mapping[Kind, Space]
 ) -> None:
@@ -700,6 +717,9 @@ def _require_fitting_rows(
         raise ValueError("its rows have another shape")
     if spaces["activations"].width != rows.activations.shape[1]:
         raise ValueError("its rows are not as wide as its space")
+    _require_sorts(rows)
+    for space in spaces.values():
+        space.vectors(rows.take(slice(0, 1)))  # whatever else does not fit together shows here
     if (
         len(rows)
         and not 0 <= int(rows.predicted.min()) <= int(rows.predicted.max()) < outcomes.count
@@ -710,6 +730,15 @@ def _require_fitting_rows(
         return
     if not 0 <= int(rows.labels.min()) <= int(rows.labels.max()) < outcomes.count:
         raise ValueError("its rows are labelled as classes that are not there")
+
+
+def _require_sorts(rows: Rows) -> None:
+    """An error where columns of rows hold numbers of another sort."""
+    floating = (rows.activations, rows.evidence, rows.response)
+    if not all(column is None or column.is_floating_point() for column in floating):
+        raise ValueError("its activations, evidence or responses are of another type")
+    if rows.predicted.dtype != torch.int64 or rows.predicted.ndim != 1 or rows.response.ndim != 1:
+        raise ValueError("its predictions are of another type")
 
 
 def _require_finite(name: str, values: Tensor | None) -> None:

@@ -54,6 +54,7 @@ from nobsp.neighbors.search import (
 from nobsp.neighbors.selection import cover
 from nobsp.network.evidence import EvidenceSource, Wanted
 from nobsp.network.visit import keeps_torch_modes
+from nobsp.serialization import damage_in_words
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "space": ("contributions", "activations"),
@@ -560,7 +561,8 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         evidence = find_evidence(explainer)
         fitted, options, used = load(path, evidence, backend=other, device=device)
         index = cls(explainer, backend="exact" if used is None else used, device=device, **options)
-        index._validate()
+        with damage_in_words(path):
+            index._validate()
         index.classes = fitted.outcomes.classes
         index._fit = fitted
         return index

@@ -276,15 +276,34 @@ class Summary:
         self.groups = tuple(tuple(group) for group in self.groups)
         self.tallies = self.tallies or [LevelCounts.of(len(group)) for group in self.groups]
         self._require_shapes()
+        self._require_one_table()
+
+    def _require_one_table(self) -> None:
+        """An error where rows or means lie outside the extremes, as no rows can."""
+        low = self.minimum
+        high = self.maximum
+        missing = low.isnan()
+        rounding = 1e-9 * (low.abs() + high.abs())
+        outside = (self.mean < low - rounding) | (self.mean > high + rounding)
+        if bool(outside.any()) or not torch.equal(self.mean.isnan(), missing):
+            raise ValueError("its means are not between its extremes")
+        for piece in self.pieces:
+            outside = (piece < low) | (piece > high) | (piece.isnan() & ~missing)
+            if bool(outside.any()):
+                raise ValueError("its rows are not between its extremes")
 
     def _require_shapes(self) -> None:
         """An error where parts are not of the same columns, as in a file that was changed."""
-        if not self.rows:
-            return
         columns = self.mean.shape
         for name in ("minimum", "maximum", "two_valued"):
             if getattr(self, name).shape != columns:
                 raise ValueError(f"{name} is not that of {len(self.mean)} columns")
+        if self.two_valued.dtype != torch.bool:
+            raise ValueError("two_valued does not say yes or no of each column")
+        if not self.rows:
+            return
+        if any(not 0 <= column < len(self.mean) for group in self.groups for column in group):
+            raise ValueError(f"a feature has a column that is none of {len(self.mean)}")
         if any(piece.shape[1:] != columns for piece in self.pieces):
             raise ValueError(f"its rows do not have {len(self.mean)} columns")
         for tally, group in zip(self.tallies, self.groups, strict=True):
@@ -341,9 +360,10 @@ class Summary:
         share = min(max(share, SAMPLE_ROWS - len(other.sample)), len(self.sample))
         sample = torch.cat([self.some_rows(share), other.some_rows(SAMPLE_ROWS - share)])
 
-        merged = replace(self, tallies=tallies, pieces=[sample])
+        merged = replace(self, tallies=tallies, pieces=[])
         merged._join(other.rows, other.mean, other.minimum, other.maximum, other.two_valued)
         merged.rows += other.rows
+        merged.pieces = [sample]
         return merged
 
     def thin(self, total: int) -> Summary:

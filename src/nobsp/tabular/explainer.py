@@ -695,6 +695,7 @@ class NObSP(Explainer):
         stored = files.load(path)
         with damage_in_words(path):
             explainer = cls(model, **stored.options)
+            Options.of({"model": None, **stored.options})
         explainer._fit = files.restore(
             stored, adapt(model, layout=stored.layout), head=explainer.head
         )

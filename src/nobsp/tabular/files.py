@@ -21,7 +21,7 @@ from nobsp.tabular.columns import Columns, Seen, input_values
 from nobsp.tabular.estimate import Estimate
 from nobsp.tabular.fitted import Fitted, method_of
 from nobsp.tabular.functions import CLASSES
-from nobsp.tabular.setting import Options, find_readout, plain
+from nobsp.tabular.setting import find_readout, plain
 from nobsp.tabular.tables import DirectTerm
 
 KIND = "tabular explainer"
@@ -118,7 +118,6 @@ def load(path: str | os.PathLike[str]) -> Stored:
 
 def restore(stored: Stored, adapted: Adapted, *, head: str | nn.Module | None) -> Fitted:
     """A calibration brought together with its model again."""
-    Options.of({"model": None, **stored.options})
     try:
         _require_same_encoding(stored, adapted)
         readout = find_readout(adapted, stored.probe, head=head)

@@ -558,6 +558,8 @@ class Functions:
         """Reads everything once: what does not fit together shows now, and not when it is used."""
         for table in self.tables:
             self._require_whole(table)
+        self._require_shapes()
+        self._require_columns()
         if not np.isfinite(self.base_values).all():
             raise ValueError("its base values are not finite")
 
@@ -566,6 +568,39 @@ class Functions:
         self.importance()
         repr(self)
 
+    def _require_shapes(self) -> None:
+        """An error where arrays are not of these features, tables and outputs."""
+        n_outputs = len(self.output_names)
+        n_features = len(self.features)
+        shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+            "base_values": (self.base_values.shape, (n_outputs,)),
+            "baseline": (self.baseline.shape, (n_features,)),
+            "baseline_contributions": (
+                self.baseline_contributions.shape,
+                (len(self.tables), n_outputs),
+            ),
+        }
+        for name, importance in self.importances.items():
+            shapes[f"importances[{name!r}]"] = (importance.shape, (n_features, n_outputs))
+        for name, (shape, expected) in shapes.items():
+            if shape != expected:
+                raise ValueError(f"{name} has the shape {shape} where {expected} is needed")
+        curves = {table.features[0]: table for table in self.tables if len(table.features) == 1}
+        for feature, spread in self.spreads.items():
+            if feature not in curves or spread.shape != curves[feature].values.shape:
+                raise ValueError("spreads are not those of its curves")
+            if not np.isfinite(spread).all():
+                raise ValueError(f"the spread of {self.features[feature].name!r} is not finite")
+
+    def _require_columns(self) -> None:
+        """An error where features are made of columns that the caller's table does not have."""
+        columns = [column for feature in self.features for column in feature.columns]
+        for table in self.tables:
+            for axis in table.axes:
+                columns += (axis.column,) if isinstance(axis, NumberAxis) else axis.columns
+        if not all(0 <= column < self.column_count for column in columns):
+            raise ValueError(f"a feature has a column that is none of {self.column_count}")
+
     def _require_whole(self, table: TermTable) -> None:
         """An error where a table does not fit its axes, its features or its numbers."""
         nodes = tuple(len(axis) for axis in table.axes)
@@ -573,6 +608,8 @@ class Functions:
         shapes = ((), (1,)) if not nodes else (nodes,)
         if table.values.shape[:-1] not in shapes:
             raise ValueError(f"the table of {table.features} does not fit its axes")
+        if table.values.shape[-1:] != (len(self.output_names),):
+            raise ValueError(f"the table of {table.features} is not of all outputs")
         if not np.isfinite(table.values).all():
             raise ValueError(f"the table of {table.features} has numbers that are not finite")
         if not all(0 <= feature < len(self.features) for feature in table.features):

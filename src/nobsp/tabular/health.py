@@ -263,6 +263,16 @@ class Reach:
     precision: FloatArray  # inverse of the scores' covariance
     limit: float  # largest usual d²
 
+    def __post_init__(self) -> None:
+        size = len(self.columns)
+        shapes = [
+            (values.shape, scores.shape)
+            for values, scores in zip(self.values, self.scores, strict=True)
+        ]
+        fits = len(shapes) == size and self.precision.shape == (size, size)
+        if not fits or any(len(values) != 1 or values != scores for values, scores in shapes):
+            raise ValueError(f"quantiles and scores are not those of {size} columns")
+
     def beyond(self, columns: Mapping[int, NDArray[Any]]) -> NDArray[np.bool_]:
         """Rows that are further than usual; a missing number counts as an average one."""
         numbers = [np.asarray(columns[column], dtype=np.float64) for column in self.columns]

@@ -67,6 +67,8 @@ class NumberAxis:
         return len(self.knots) + self.missing
 
     def __post_init__(self) -> None:
+        if not _are_knots(self.knots):
+            raise ValueError(f"knots of column {self.column} are not increasing numbers")
         inner = self.knots[1:-1]
         count = _FEWEST_BUCKETS
         while True:
@@ -108,6 +110,12 @@ class NumberAxis:
         way: Array = x - self.knots.take(segments, mode="clip")
         way *= self._per_width.take(segments, mode="clip")
         return way
+
+
+def _are_knots(knots: Array) -> bool:
+    """Whether these are at least two finite numbers, each larger than the one before."""
+    is_line = knots.ndim == 1 and len(knots) > 1 and knots.dtype.kind == "f"
+    return is_line and bool(np.isfinite(knots).all()) and bool((knots[1:] > knots[:-1]).all())
 
 
 @dataclass(eq=False)

@@ -228,6 +228,33 @@ class Account:
             if tensor is not None and not bool(tensor.isfinite().all()):
                 raise ValueError("its means or coefficients are not finite")
 
+    def require_fits(self, feature_map: FeatureMap) -> None:
+        """An error where tensors are not those of the units and outputs of a map, as in a file that was changed."""
+        units = (feature_map.units,)
+        outputs = (feature_map.outputs,)
+        shapes = {
+            "coefficients": (self.coefficients, units + outputs),
+            "mean": (self.mean, units),
+            "base": (self.base, outputs),
+            "mean_logits": (self.mean_logits, outputs),
+            "explained": (self.explained, outputs),
+            "unique_share": (self.unique_share, units),
+        }
+        for name, (tensor, shape) in shapes.items():
+            if tensor is None:
+                continue
+            if tuple(tensor.shape) != shape or tensor.dtype != torch.float64:
+                found = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+                raise ValueError(f"its {name} is {found} where the model needs {shape}")
+
+        if feature_map.direct and feature_map.head is not None:
+            head = feature_map.head
+            expected = head.weight.double() @ self.mean.double() + head.bias
+            # The head may be in single precision.
+            size = float((head.weight.double().abs() @ self.mean.double().abs()).max())
+            if not torch.allclose(self.base.double(), expected, rtol=1e-4, atol=1e-4 * size):
+                raise ValueError("its base is not what the head makes of its mean")
+
     def cast(self, dtype: torch.dtype) -> Account:
         """The same with what there is much of in another precision: in single, maps move by less than a millionth."""
         coefficients = self.coefficients

@@ -19,6 +19,7 @@ from nobsp import serialization
 from nobsp.arguments import names_of, number_outputs, require_choice, require_whole_number
 from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
+from nobsp.network.batches import check_batch_size
 from nobsp.network.evidence import (
     EvidenceBatch,
     EvidenceSource,
@@ -609,7 +610,10 @@ class NObSPCam(Explainer):
         classes = (*CHECKPOINTED, Account, _Fitted)
         stored = serialization.load(path, kind=KIND, version=VERSION, classes=classes, of=_Fitted)
         with serialization.damage_in_words(path):
+            _require_names(stored.options)
             cam = cls(model, **{**stored.options["init"], "output": output})
+            cam._checked_ridge()
+            check_batch_size(cam.batch_size)
             if stored.options["has_output"] != (output is not None):
                 raise ValueError("output= has to be passed if, and only if, the explainer had one")
             image_shape, text, keys = stored.options["images"]
@@ -647,6 +651,11 @@ class NObSPCam(Explainer):
             raise ValueError(
                 f"the model's map is not where it was when this explainer was calibrated: {different}."
             )
+
+        with serialization.damage_in_words(path):
+            account.require_fits(feature_map)
+            if len(stored.output_names) != feature_map.outputs:
+                raise ValueError(f"it names {len(stored.output_names)} outputs")
 
         cam._fit = dataclasses.replace(stored, account=account).of(feature_map, probe)
         return cam
@@ -727,6 +736,19 @@ class _Fitted:
     def remember_state(self) -> None:
         """Takes the model's tensors as they are for those it was calibrated on."""
         self.state = _state_of(self.feature_map.module)
+
+
+def _require_names(options: dict[str, Any]) -> None:
+    """An error where what a file calls layers, devices and inputs are no names."""
+    init = options["init"]
+    _, _, keys = options["images"]
+    fixed = options["fixed"]
+    names = [*keys, *fixed, options["pixels"]]
+    names += [init[name] for name in ("layer", "head", "device") if init[name] is not None]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("its layer, head, device or inputs have no name")
+    if not all(isinstance(value, Tensor) for value in fixed.values()):
+        raise ValueError("an input that is the same for all images is no tensor")
 
 
 # Numbers in one image that a file may ask for: a volume of 512 x 512 x 256.
