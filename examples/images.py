@@ -40,7 +40,7 @@ print(f"right on unseen digits: {right:.1%}")
 # The map is found by running the network. What is usual is the mean over the images it is calibrated on.
 cam = nobsp.NObSPCam(network).fit(images[:600])
 maps = cam(images[1200:])
-print(cam.health())
+maps
 
 # %%
 # Orange speaks for the class that was predicted, blue against it, compared with the other classes.

@@ -60,7 +60,7 @@ network = network.eval()
 # **Calibrate on rows that the network was not trained on.** On rows it knows by heart it behaves as on no
 # others.
 explainer = nobsp.NObSP(network, output_names=["rent"]).fit(flats[1200:1800])
-print(explainer.health())
+explainer
 
 # %%
 # The learned functions, with 90% bands. The grey shape at the foot shows where the rows are.

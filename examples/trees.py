@@ -21,7 +21,7 @@ print(f"R² on unseen patients: {trees.score(X[260:], y[260:]):.2f}")
 # %%
 # No head, no gradient is needed: the trees are taken as they are.
 explainer = nobsp.NObSP(trees, output_names=["progression"]).fit(X[260:])
-print(explainer.health())
+explainer
 
 # %%
 # The two strongest functions. Where hardly any patients are, the line is pale.

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp import notebook
 from nobsp.arguments import require_number, require_whole_number
 from nobsp.frames import frame_like
 from nobsp.neighbors import confidence
@@ -33,6 +34,9 @@ Flags = NDArray[np.bool_]
 BOUNDARY = (0.4, 0.7)
 # Probability to be wrong of a label that is suspected, at least.
 _LEAST_DOUBT = 0.25
+
+# Rows with their reasons that a notebook shows.
+_SHOWN_ROWS = 5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -271,15 +275,36 @@ class Audit:
         lines += [f"  row {self.rows[i]}: {self.reasons[i]}" for i in self.flagged[:5]]
         return "\n".join(lines)
 
-    def __repr__(self) -> str:
+    def _repr_html_(self) -> str:
+        lines = [
+            notebook.Bar(name, float(flags.sum()), colour=notebook.NEUTRAL)
+            for name, flags in self._counts().items()
+        ]
+        reasons = "".join(
+            notebook.line(f"row {self.rows[row]}: {self.reasons[row]}")
+            for row in self.flagged[:_SHOWN_ROWS]
+        )
+        return notebook.card(
+            f"{len(self):,} predictions audited",
+            notebook.bars(lines, heading="flagged"),
+            notebook.line("the most suspicious first:") if reasons else "",
+            reasons,
+        )
+
+    def _counts(self) -> dict[str, Flags]:
+        """What was flagged, by what it is."""
         counts = {
             "likely errors": self.errors,
             "boundary cases": self.boundary,
             "outliers": self.outliers,
         }
-        counts |= {} if self.mislabels is None else {"suspected mislabels": self.mislabels}
-        flagged = ", ".join(f"{flags.sum()} {name}" for name, flags in counts.items())
-        return f"Audit({len(self)} rows: {flagged})"
+        if self.mislabels is not None:
+            counts["suspected mislabels"] = self.mislabels
+        return counts
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{flags.sum()} {name}" for name, flags in self._counts().items())
+        return f"Audit({len(self)} rows: {counts})"
 
 
 def audit(

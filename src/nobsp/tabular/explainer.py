@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from nobsp import notebook
 from nobsp.arguments import quote, require_whole_number
 from nobsp.base import Explainer, Plots, sort_findings
 from nobsp.calibration import Engine, Run, choose_engine
@@ -650,6 +651,13 @@ class NObSP(Explainer):
         if not hasattr(self, "_fit"):
             return parameters
         return f"{parameters}  # {self._fit.functions.state.headline}"
+
+    def _repr_html_(self) -> str:
+        title = f"{type(self).__name__} of {type(self.model).__name__}"
+        if not hasattr(self, "_fit"):
+            return notebook.card(title, notebook.line("Not calibrated yet: call fit with rows."))
+        functions: Functions = self._fit.functions
+        return functions._card(title)
 
     def compile(self) -> Functions:
         """The functions as they are, to be used without the network and without torch.

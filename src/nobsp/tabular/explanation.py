@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nobsp import notebook
 from nobsp._typing import AnyArray, BoolArray, FloatArray, TableLike
 from nobsp.arguments import count, free_name, require_choice, require_whole_number
 from nobsp.base import Finding, Plots, describe_findings
@@ -413,24 +413,48 @@ class Explanation:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        known_residuals = np.abs(self.residual[np.isfinite(self.residual)])
-        residual_size = known_residuals.mean() if len(known_residuals) else np.nan
-        sizes = [(html.escape(name), size) for name, size in self._strongest(_SHOWN_TERMS)]
-        sizes.append(("<i>residual</i>", residual_size))
-        rows = "".join(
-            f"<tr><td>{name}</td><td style='text-align:right'>{size:.4g}</td></tr>"
-            for name, size in sizes
+        outputs = ", ".join(self.output_names[:_SHOWN_OUTPUTS])
+        title = f"{count(len(self), 'row')}, {outputs}"
+        if len(self) == 1 and len(self.output_names) == 1:
+            return notebook.card(title, self._account_of_a_row(), notebook.findings(self.findings))
+
+        explained = self.explained() if len(self) > 1 else np.full(1, np.nan)
+        known = explained[np.isfinite(explained)]
+        worst = float(known.min()) if len(known) else math.nan
+        return notebook.card(
+            title,
+            notebook.share_bar(worst, f"R² {_shares(explained)} on these rows")
+            if len(known)
+            else "",
+            notebook.bars(self._mean_bars(), heading="mean |contribution|"),
+            notebook.findings(self.findings),
         )
 
-        explained = _shares(self.explained()) if len(self) > 1 else "–"
-        outputs = html.escape(", ".join(self.output_names[:_SHOWN_OUTPUTS]))
-        caption = f"{count(len(self), 'row')}, {outputs}: R² {explained}"
-        warnings = "".join(f"<p>{html.escape(line)}</p>" for line in self._finding_lines())
-        return (
-            f"<table><caption>{caption}</caption>"
-            "<thead><tr><th>term</th><th>mean |contribution|</th></tr></thead>"
-            f"<tbody>{rows}</tbody></table>{warnings}"
-        )
+    def _mean_bars(self) -> list[notebook.Bar]:
+        """The strongest terms and the residual by their mean sizes."""
+        lines = [
+            notebook.Bar(name, size, colour=notebook.NEUTRAL)
+            for name, size in self._strongest(_SHOWN_TERMS)
+        ]
+        known_residuals = np.abs(self.residual[np.isfinite(self.residual)])
+        residual_size = float(known_residuals.mean()) if len(known_residuals) else math.nan
+        return [*lines, notebook.Bar("residual", residual_size, colour=notebook.NEUTRAL)]
+
+    def _account_of_a_row(self) -> str:
+        """The account of a single row: its strongest terms, what the others add up to, and the residual."""
+        contributions = self.values[0, :, 0]
+        order = np.argsort(-np.abs(np.nan_to_num(contributions)), kind="stable")
+        shown, others = order[:_SHOWN_TERMS], order[_SHOWN_TERMS:]
+        lines = [
+            notebook.Bar(term_name(self.terms[term]), float(contributions[term])) for term in shown
+        ]
+        if len(others):
+            lines.append(notebook.Bar(f"{len(others)} others", float(contributions[others].sum())))
+        lines.append(notebook.Bar("residual", float(self.residual[0, 0])))
+
+        base = notebook.write_number(float(self.base_values[0]))
+        prediction = notebook.write_number(float(self.predictions[0, 0]))
+        return notebook.bars(lines, heading=f"from {base} (base) to {prediction} (prediction)")
 
     def _finding_lines(self) -> list[str]:
         """One line per finding; none where there is nothing to say."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from nobsp import serialization
+from nobsp import notebook, serialization
 from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, TableLike
 from nobsp.arguments import count, numbers_of, require_choice, require_number, require_whole_number
 from nobsp.base import Finding
@@ -65,6 +65,11 @@ Measure = Callable[[], Bands]
 _FEW_POINTS = 30
 # Columns of curves as a table.
 _CURVE_COLUMNS = ("feature", "output", "x", "level", "value", "lower", "upper")
+
+
+# Features and points of a curve that a notebook shows.
+_SHOWN_FEATURES = 8
+_SHOWN_POINTS = 60
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -625,6 +630,38 @@ class Functions:
         if self.left_out:
             parts.append(f"{len(self.left_out)} terms need the network")
         return f"Functions({', '.join(parts)}; {self.state.headline})"
+
+    def _repr_html_(self) -> str:
+        return self._card(f"Functions of {count(len(self.feature_names), 'feature')}")
+
+    def _card(self, title: str) -> str:
+        """What a notebook shows: how much is explained, the strongest features with their curves, findings."""
+        return notebook.card(
+            title,
+            self.state._headline_bar(),
+            notebook.bars(self._feature_bars(), heading="mean |contribution|, with interactions"),
+            notebook.findings(self.state.findings),
+        )
+
+    def _feature_bars(self) -> list[notebook.Bar]:
+        """The strongest features, each with its curve of the first output."""
+        sizes = self.importances["total"].sum(1)
+        strongest = np.argsort(-sizes, kind="stable")[:_SHOWN_FEATURES].tolist()
+        curves = {
+            table.features[0]: _draw(self.features[table.features[0]], table, None, _SHOWN_POINTS)
+            for table in self.tables
+            if len(table.axes) == 1 and table.features[0] in strongest
+        }
+        spread = max((float(np.ptp(curve.values[:, 0])) for curve in curves.values()), default=0.0)
+        lines = []
+        for feature in strongest:
+            drawn = ""
+            if feature in curves:
+                x = np.asarray(curves[feature].x, dtype=np.float64)
+                drawn = notebook.small_curve(x, curves[feature].values[:, 0], spread=spread)
+            name = self.feature_names[feature]
+            lines.append(notebook.Bar(name, float(sizes[feature]), drawn, notebook.NEUTRAL))
+        return lines
 
 
 # What files of functions are made of.

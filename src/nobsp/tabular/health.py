@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from nobsp import notebook
 from nobsp._typing import FloatArray
 from nobsp.base import Finding, describe_findings, is_healthy
 from nobsp.numerics import r_squared
@@ -103,6 +104,21 @@ class Health:
         lines = [f"{summary}{self._inside_the_range()}."]
         lines += describe_findings(self.findings)
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        summary = f"{self.rows:,} rows, {len(self.terms)} terms{self._inside_the_range()}"
+        return notebook.card(
+            "Health",
+            self._headline_bar(),
+            notebook.line(summary),
+            notebook.findings(self.findings, most=len(self.findings)),
+            "" if self.findings else notebook.line("Nothing to worry about."),
+        )
+
+    def _headline_bar(self) -> str:
+        """The headline as a bar."""
+        worst = _smallest(self.explained)
+        return notebook.share_bar(math.nan if worst is None else worst, self.headline)
 
     def _inside_the_range(self) -> str:
         """A bracket about rows inside the range of those fitted on; empty where they are alike."""

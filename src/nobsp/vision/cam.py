@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nobsp import serialization
+from nobsp import notebook, serialization
 from nobsp.arguments import names_of, number_outputs, require_choice, require_whole_number
 from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
@@ -540,6 +540,12 @@ class NObSPCam(Explainer):
         )
         contributions = answered.contributions.cpu()
         return EvidenceBatch(units, logits, contributions, thumbnails=thumbnails)
+
+    def _repr_html_(self) -> str:
+        title = f"{type(self).__name__} of {type(self.model).__name__}"
+        if not hasattr(self, "_fit"):
+            return notebook.card(title, notebook.line("Not calibrated yet: call fit with images."))
+        return notebook.card(title, self.health()._repr_html_())
 
     def health(self) -> CamHealth:
         """What is worth knowing before the maps are believed, each with what to do about it."""

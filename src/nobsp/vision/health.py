@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from nobsp import notebook
 from nobsp.base import Finding, describe_findings, is_healthy
 from nobsp.vision.account import POINTS, Account
 from nobsp.vision.feature_map import FeatureMap, Picture
@@ -47,6 +49,18 @@ class CamHealth:
     def healthy(self) -> bool:
         """Whether there is no warning."""
         return is_healthy(self.findings)
+
+    def _repr_html_(self) -> str:
+        known = [share for share in self.explained if share == share]
+        carried = max(min(known), 0.0) if known else math.nan
+        about = f"{self.rows} {self.inputs}, {self.channels} channels of {self.layer!r}"
+        return notebook.card(
+            "Health",
+            notebook.share_bar(carried, f"{carried:.1%} or more of each logit" if known else "–"),
+            notebook.line(about),
+            notebook.findings(self.findings, most=len(self.findings)),
+            "" if self.findings else notebook.line("Nothing to worry about."),
+        )
 
     def __repr__(self) -> str:
         known = [share for share in self.explained if share == share]

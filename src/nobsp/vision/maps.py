@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from nobsp import notebook
 from nobsp.arguments import numbers_of, require_choice, require_number, require_whole_number
 from nobsp.base import Plots
 from nobsp.vision.account import Answer
@@ -27,6 +28,9 @@ FOR = "#e8590c"
 AGAINST = "#1f7fd1"
 # Above this share, what is unexplained is said wherever maps are printed.
 NOTEWORTHY = 0.01
+# Maps that a notebook shows, and the grey they are drawn on.
+_SHOWN_MAPS = 8
+_PAPER = 0.93
 # How strong the colour is where a map is largest, and how bright red, green and blue look, as browsers count it.
 OPACITY = 0.7
 LIGHT = (0.2126, 0.7152, 0.0722)
@@ -122,6 +126,33 @@ class ActivationMaps:
             f"ActivationMaps({len(self)} images, {size} locations, layer={self.layer!r}, target={target!r}, "
             f"against={self.against!r}, scale={self.scale!r}{self._warning()})"
         )
+
+    def _repr_html_(self) -> str:
+        size = "×".join(map(str, self.locations))
+        shown = self if self.target.ndim == 1 else self.of_target(0)
+        about = f"{self.caption()}; layer {self.layer!r}{self._warning()}"
+        return notebook.card(
+            f"{len(self)} maps of {size} locations",
+            notebook.line(about),
+            notebook.gallery(shown._thumbnails()),
+        )
+
+    def _thumbnails(self) -> list[str]:
+        """The first maps as small pictures, orange for the class and blue against it; volumes by their middle."""
+        names = self.target_names
+        pictures = []
+        for row in range(min(len(self), _SHOWN_MAPS)):
+            values = np.asarray(getattr(self, self.kind)[row], dtype=np.float64)
+            if values.ndim == 3:
+                values = values[len(values) // 2]
+            colour, strength = colour_maps(np.atleast_2d(values)[None], kind=self.kind)
+            blend = strength[0][..., None]
+            # Between the colour and a grey that is neither page's own.
+            pixels = colour[0] * blend + _PAPER * (1 - blend)
+            pictures.append(
+                notebook.picture(pixels, f"{names[row]}, {float(self.confidence[row]):.0%}")
+            )
+        return pictures
 
     def _warning(self) -> str:
         share = self.unexplained

@@ -1,0 +1,197 @@
+"""Pieces of HTML that notebooks show: cards, bars, small curves, findings, pictures.
+
+Styles are written into the tags, as notebooks strip style sheets; colours are the notebook's own or translucent, so
+that a card can be read on a light page and on a dark one.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Seen by people who do not tell red from green, on white and on black.
+FOR, AGAINST, NEUTRAL = "#e8590c", "#1f7fd1", "#8a8f98"
+_SEVERITIES = {"error": "#d6336c", "warning": "#e8590c", "note": NEUTRAL}
+# Findings shown before the rest is only counted.
+MOST_FINDINGS = 4
+# Pixels of a small curve and of a bar.
+_CURVE_WIDTH, _CURVE_HEIGHT = 90, 22
+_BAR_WIDTH = 140
+# The shorter side of a picture, in pixels of the screen.
+_PICTURE_SIDE = 84
+
+
+class FindingLike(Protocol):
+    """What is shown of a finding."""
+
+    @property
+    def severity(self) -> str:
+        """How bad it is."""
+
+    @property
+    def subject(self) -> str:
+        """What it concerns."""
+
+    @property
+    def message(self) -> str:
+        """What was found."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A line of a table: a name, a bar as long as its value, the value, and something beside it."""
+
+    name: str
+    value: float
+    # HTML, such as a small curve.
+    beside: str = ""
+    # Colour; by the sign of the value where it is empty.
+    colour: str = ""
+
+
+def card(title: str, *parts: str) -> str:
+    """A title and what is below it."""
+    body = "".join(part for part in parts if part)
+    return (
+        "<div style='max-width:46em;font-family:inherit;line-height:1.4'>"
+        f"<div style='font-weight:600;margin-bottom:.3em'>{html.escape(title)}</div>{body}</div>"
+    )
+
+
+def line(text: str) -> str:
+    """A line of text."""
+    return f"<div style='opacity:.85'>{html.escape(text)}</div>"
+
+
+def share_bar(share: float, text: str) -> str:
+    """A share from 0 to 1 as a bar, with words."""
+    width = 100 * min(max(share, 0.0), 1.0) if np.isfinite(share) else 0.0
+    return (
+        "<div style='display:flex;align-items:center;gap:.6em;margin:.2em 0'>"
+        f"<span style='display:inline-block;width:{_BAR_WIDTH}px;height:.55em;border-radius:3px;"
+        "background:rgba(128,128,128,.25)'>"
+        f"<span style='display:block;width:{width:.1f}%;height:100%;border-radius:3px;"
+        "background:#12a37f'></span></span>"
+        f"<span>{html.escape(text)}</span></div>"
+    )
+
+
+def bars(lines: Sequence[Bar], *, heading: str) -> str:
+    """A table of names, bars and numbers."""
+    finite = [abs(bar.value) for bar in lines if np.isfinite(bar.value)]
+    largest = max(finite, default=0.0) or 1.0
+    rows = "".join(_bar_row(bar, largest) for bar in lines)
+    style = "border-collapse:collapse;margin:.3em 0;background:none;font-size:.95em"
+    return (
+        f"<table style='{style}'><thead><tr style='background:none'>"
+        f"<th style='text-align:left;font-weight:500;opacity:.7' colspan='4'>{html.escape(heading)}"
+        f"</th></tr></thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def _bar_row(bar: Bar, largest: float) -> str:
+    known = bool(np.isfinite(bar.value))
+    width = _BAR_WIDTH * abs(bar.value) / largest if known else 0.0
+    colour = bar.colour or (FOR if bar.value >= 0 else AGAINST)
+    cell = "padding:1px 8px;border:none;background:none"
+    return (
+        "<tr style='background:none'>"
+        f"<td style='{cell};text-align:left'>{html.escape(bar.name)}</td>"
+        f"<td style='{cell}'><span style='display:block;width:{_BAR_WIDTH}px'>"
+        f"<span style='display:block;width:{width:.0f}px;height:.6em;border-radius:2px;"
+        f"background:{colour}'></span></span></td>"
+        f"<td style='{cell};text-align:right'>{write_number(bar.value) if known else '–'}</td>"
+        f"<td style='{cell}'>{bar.beside}</td></tr>"
+    )
+
+
+def write_number(value: float) -> str:
+    """A number in few digits, with the minus that people write."""
+    return f"{value:.4g}".replace("-", "−")
+
+
+def small_curve(
+    x: NDArray[np.float64], y: NDArray[np.float64], *, spread: float | None = None
+) -> str:
+    """A curve of a function in the colour of the text; nothing where it has no points.
+
+    Curves that are shown together have the same `spread`, of the one that rises and falls most.
+    """
+    known = np.isfinite(x) & np.isfinite(y)
+    x, y = x[known], y[known]
+    if len(x) < 2 or x.max() == x.min():
+        return ""
+    height = spread or float(y.max() - y.min()) or 1.0
+    middle = (y.max() + y.min()) / 2
+    across = 2 + (_CURVE_WIDTH - 4) * (x - x.min()) / (x.max() - x.min())
+    down = _CURVE_HEIGHT / 2 - (_CURVE_HEIGHT - 4) * (y - middle) / height
+    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(across, down, strict=True))
+    return (
+        f"<svg width='{_CURVE_WIDTH}' height='{_CURVE_HEIGHT}' style='vertical-align:middle'>"
+        f"<polyline points='{points}' fill='none' stroke='currentColor' stroke-width='1.5'/></svg>"
+    )
+
+
+def findings(found: Iterable[FindingLike], *, most: int = MOST_FINDINGS) -> str:
+    """The first findings, and how many more there are."""
+    listed = list(found)
+    shown = "".join(_finding(finding) for finding in listed[:most])
+    rest = len(listed) - most
+    more = line(f"and {rest} more: print the health") if rest > 0 else ""
+    return shown + more
+
+
+def _finding(finding: FindingLike) -> str:
+    colour = _SEVERITIES.get(finding.severity, NEUTRAL)
+    subject = f"<b>{html.escape(finding.subject)}</b>: " if finding.subject else ""
+    return (
+        f"<div style='border-left:3px solid {colour};padding-left:.6em;margin:.25em 0'>"
+        f"<span style='color:{colour}'>{html.escape(finding.severity)}</span> "
+        f"{subject}{html.escape(finding.message)}</div>"
+    )
+
+
+def gallery(pictures: Iterable[str]) -> str:
+    """Pictures with captions, side by side."""
+    return f"<div style='display:flex;flex-wrap:wrap;gap:.7em'>{''.join(pictures)}</div>"
+
+
+def picture(pixels: NDArray[np.float64], caption: str) -> str:
+    """An image (height, width, 3) of 0 to 1, enlarged without smoothing, with a caption."""
+    height, width = pixels.shape[:2]
+    scale = max(_PICTURE_SIDE / max(min(height, width), 1), 1.0)
+    # A strip of time or words is as wide as it is long, and as high as a line.
+    shown_height = min(height * scale, _PICTURE_SIDE) if height > 1 else 18
+    shown_width = width * scale if height > 1 else min(12 * width, 480)
+    return (
+        "<figure style='margin:0'>"
+        f"<img src='{_png_address(pixels)}' width='{shown_width:.0f}' height='{shown_height:.0f}' "
+        "style='image-rendering:pixelated;border-radius:4px;margin:0' alt=''>"
+        f"<figcaption style='font-size:.85em;opacity:.85'>{html.escape(caption)}</figcaption></figure>"
+    )
+
+
+def _png_address(pixels: NDArray[np.float64]) -> str:
+    """An image as an address that holds it; written here, as Pillow may be missing."""
+    height, width = pixels.shape[:2]
+    levels = np.clip(np.nan_to_num(pixels) * 255, 0, 255).astype(np.uint8)
+    rows = b"".join(b"\0" + row.tobytes() for row in levels)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(
+        _png_chunk(kind, content)
+        for kind, content in ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    )
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def _png_chunk(kind: bytes, content: bytes) -> bytes:
+    checksum = zlib.crc32(kind + content)
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)

@@ -1,0 +1,157 @@
+"""What notebooks show: every result at a glance, names escaped, numbers those of the result."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import nobsp
+from nobsp import notebook
+from nobsp.base import Finding
+
+NASTY = "<script>alert(1)</script>"
+
+
+class Balance(HTMLParser):
+    """Tags that are open; an error where one is closed that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag != "img":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        """Closes itself."""
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def is_balanced(shown: str) -> bool:
+    parser = Balance()
+    parser.feed(shown)
+    return not parser.open
+
+
+@pytest.fixture(scope="module")
+def rows() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def explainer(rows: np.ndarray) -> nobsp.NObSP:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+    names = [NASTY, "b", "c"]
+    return nobsp.NObSP(model, features=names, output_names=["<i>y"], interactions=0).fit(rows)
+
+
+@pytest.fixture(scope="module")
+def cam() -> nobsp.NObSPCam:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
+    )
+    return nobsp.NObSPCam(model).fit(torch.rand(40, 3, 10, 10))
+
+
+def test_every_result_shows_itself(
+    explainer: nobsp.NObSP, cam: nobsp.NObSPCam, rows: np.ndarray
+) -> None:
+    ex = explainer(rows[:20])
+    maps = cam(torch.rand(4, 3, 10, 10))
+    labels = (explainer(rows).predictions[:, 0] > 0).astype(int)
+    found = nobsp.audit(nobsp.ContributionIndex(explainer, task="classification").fit(rows, labels))
+    results = [
+        nobsp.NObSP(explainer.model),
+        explainer,
+        explainer.health(),
+        explainer.compile(),
+        ex,
+        ex[3],
+        ex[[]],
+        nobsp.NObSPCam(cam.model),
+        cam,
+        cam.health(),
+        maps,
+        found,
+    ]
+    for result in results:
+        shown = result._repr_html_()
+        assert is_balanced(shown), type(result)
+        assert "<script>" not in shown
+        assert "<i>y" not in shown
+        assert "nan" not in shown
+
+
+def test_a_row_shows_its_own_account(explainer: nobsp.NObSP, rows: np.ndarray) -> None:
+    ex = explainer(rows[:20])[3]
+    shown = ex._repr_html_()
+    for number in (*ex.values[0, :, 0], ex.residual[0, 0], ex.base_values[0], ex.predictions[0, 0]):
+        assert notebook.write_number(float(number)) in shown
+
+
+def test_an_explainer_shows_its_headline_and_a_curve_for_every_feature(
+    explainer: nobsp.NObSP,
+) -> None:
+    shown = explainer._repr_html_()
+    assert explainer.health().headline in shown
+    assert shown.count("<polyline") == 3
+
+
+def test_an_audit_shows_how_much_is_flagged_and_the_first_reasons(
+    explainer: nobsp.NObSP, rows: np.ndarray
+) -> None:
+    labels = (explainer(rows).predictions[:, 0] > 0).astype(int)
+    labels[:5] = 1 - labels[:5]
+    found = nobsp.audit(nobsp.ContributionIndex(explainer, task="classification").fit(rows, labels))
+    shown = found._repr_html_()
+    assert "suspected mislabels" in shown
+    assert all(f"row {found.rows[row]}: " in shown for row in found.flagged[:5])
+
+
+def test_pictures_are_png_with_the_pixels_given() -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).random((5, 7, 3))
+    address = re.search(r"base64,([^']+)'", notebook.picture(pixels, "a <b>"))
+    assert address is not None
+    read = np.asarray(image.open(io.BytesIO(base64.b64decode(address[1]))))
+    assert np.array_equal(read, (pixels * 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (3, 4, 6, 5)])
+def test_maps_of_signals_and_volumes_are_shown_too(
+    cam: nobsp.NObSPCam, shape: tuple[int, ...]
+) -> None:
+    from dataclasses import replace
+
+    values = np.random.default_rng(0).normal(size=shape)
+    maps = cam(torch.rand(3, 3, 10, 10))
+    kinds = ("positive", "negative", "signed", "account", "contrast")
+    shown = replace(maps, **dict.fromkeys(kinds, values))._repr_html_()  # type: ignore[arg-type]
+    assert shown.count("<img") == 3
+    assert is_balanced(shown)
+
+
+def test_findings_are_cut_short_and_counted() -> None:
+    found = [Finding("note", "code", f"<{number}>", "said") for number in range(7)]
+    shown = notebook.findings(found, most=3)
+    assert "and 4 more" in shown
+    assert "&lt;2&gt;" in shown
+    assert "&lt;3&gt;" not in shown
+
+
+def test_a_curve_without_points_is_no_curve() -> None:
+    assert notebook.small_curve(np.full(3, np.nan), np.zeros(3)) == ""
+    assert notebook.small_curve(np.zeros(3), np.zeros(3)) == ""
