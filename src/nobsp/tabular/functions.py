@@ -17,6 +17,7 @@ from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, TableLike
 from nobsp.arguments import count, numbers_of, require_choice, require_number, require_whole_number
 from nobsp.base import Finding
 from nobsp.frames import as_table
+from nobsp.tabular.editing import Edit, Rule, cap, drop, edit, original, undo
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.health import Health, MultiOutput, Reach, TermHealth, average_share
 from nobsp.tabular.indexing import Term, output_position, term_name
@@ -104,6 +105,8 @@ class Functions:
         reach: Which combinations of numbers are usual; None where too little is known.
         classes: The classes that the outputs tell apart; empty where numbers are predicted, or classes are 0, 1, ….
         are_probabilities: Whether the outputs are the classes' probabilities themselves, as those of forests are.
+        history: What was changed by `edit`, `cap` and `drop`, and what it cost.
+        former: The functions before the last change, which `undo` gives back; None where nothing was changed.
 
     Example:
         >>> import numpy as np, torch
@@ -136,6 +139,8 @@ class Functions:
     reach: Reach | None = None
     classes: tuple[Level, ...] = ()
     are_probabilities: bool = False
+    history: tuple[Edit, ...] = ()
+    former: Functions | None = None
     _measure: Measure | None = field(default=None, init=False, compare=False)
     # Deviations of other such calibrations, which files do not hold; see `Bands`.
     _copies: Mapping[tuple[int, ...], AnyArray] = field(
@@ -435,6 +440,96 @@ class Functions:
         """How well the functions describe the model."""
         return self.state
 
+    def edit(
+        self,
+        feature: str,
+        rule: Rule,
+        X: TableLike,
+        *,
+        output: int | str | None = None,
+        model: Any = None,
+    ) -> Functions:
+        """New functions in which a feature keeps to a rule, changed as little as the rows allow.
+
+        Args:
+            feature: Name of the feature.
+            rule: "increasing" or "decreasing": the sum of the feature's function and its interactions then rises (or
+                falls) whatever the other features are. "smooth": few bends. "flat above 100_000", "flat below 0": as
+                at that number. Or a function from values (numbers, or levels) to contributions, in place of the
+                feature's own, moved to the mean it had over the rows; interactions stay.
+            X: Rows in whose measure the change is as small as can be, and on which its cost is measured.
+            output: The output that the rule is for; all when None.
+            model: The model, its explainer, or its outputs for the rows: the history then tells what the change costs
+                in fidelity to it.
+
+        Returns:
+            New functions, with an entry in `history`. These stay as they are.
+
+        Example:
+            >>> import numpy as np, nobsp
+            >>> from sklearn.ensemble import HistGradientBoostingRegressor
+            >>> X = np.random.default_rng(0).normal(size=(300, 2))
+            >>> model = HistGradientBoostingRegressor(max_iter=20).fit(X, X[:, 0] + X[:, 1])
+            >>> functions = nobsp.NObSP(model, features=["a", "b"]).fit(X).compile()
+            >>> rising = functions.edit("a", "increasing", X, model=model)
+            >>> line = np.column_stack([np.linspace(-2, 2, 50), np.zeros(50)])
+            >>> bool((np.diff(rising.predict(line)) >= -1e-12).all())
+            True
+            >>> rising.history[0].rule, rising.undo() is functions
+            ('increasing', True)
+        """
+        return edit(measure_bands(self), feature, rule, X, output=output, model=model)
+
+    def cap(
+        self,
+        feature: str,
+        X: TableLike,
+        *,
+        least: float | None = None,
+        most: float | None = None,
+        output: int | str | None = None,
+        model: Any = None,
+    ) -> Functions:
+        """New functions in which a feature's own contribution stays within bounds; see `edit`.
+
+        Args:
+            feature: Name of the feature.
+            X: Rows on which the cost is measured.
+            least: The smallest contribution; no limit when None.
+            most: The largest one.
+            output: The output that the bounds are for; all when None.
+            model: The model, its explainer, or its outputs for the rows.
+        """
+        return cap(
+            measure_bands(self), feature, X, least=least, most=most, output=output, model=model
+        )
+
+    def drop(
+        self, feature: str, X: TableLike, *, take_over: bool = False, model: Any = None
+    ) -> Functions:
+        """New functions without a feature, which need its column no longer; see `edit`.
+
+        The entry in `history` tells in `taken_over` which share of what the feature said every other feature can say in
+        its place: a feature that others can speak for is not gone for dropping it.
+
+        Args:
+            feature: Name of the feature.
+            X: Rows on which the cost is measured.
+            take_over: Whether the others do say in its place what they can.
+            model: The model, its explainer, or its outputs for the rows.
+        """
+        return drop(measure_bands(self), feature, X, take_over=take_over, model=model)
+
+    def undo(self, steps: int = 1) -> Functions:
+        """The functions before the last change, or so many changes ago."""
+        require_whole_number("steps", steps)
+        return undo(self, int(steps))
+
+    @property
+    def original(self) -> Functions:
+        """The functions before any change."""
+        return original(self)
+
     def to_onnx(self, path: str | os.PathLike[str], *, like: TableLike | None = None) -> None:
         """Writes an ONNX model of standard operators: predictions, probabilities and contributions.
 
@@ -629,6 +724,8 @@ class Functions:
         ]
         if self.left_out:
             parts.append(f"{len(self.left_out)} terms need the network")
+        if self.history:
+            parts.append(count(len(self.history), "edit"))
         return f"Functions({', '.join(parts)}; {self.state.headline})"
 
     def _repr_html_(self) -> str:
@@ -667,6 +764,7 @@ class Functions:
 # What files of functions are made of.
 CLASSES = (
     Functions,
+    Edit,
     Reach,
     Feature,
     Finding,

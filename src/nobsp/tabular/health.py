@@ -59,6 +59,8 @@ class Health:
             used; empty where it was not measured. Clearly below `explained` where rows come in clusters.
         forward_rows: Rows that were sent through the model to calibrate; zero where they were not counted.
         variance: Variance of every output over the calibration rows; empty where it is not known.
+        edited: Empty for functions as they were calibrated. For edited ones, what `explained` compares them with: the
+            "model", or the "functions" before the last edit where no model was at hand.
 
     Example:
         >>> import torch, nobsp
@@ -81,6 +83,7 @@ class Health:
     neighbourhoods: tuple[float, ...] = ()
     forward_rows: int = 0
     variance: tuple[float, ...] = ()
+    edited: str = ""
 
     @property
     def healthy(self) -> bool:
@@ -96,6 +99,10 @@ class Health:
             return "too few rows for a held-out R²" if too_few_rows else "no output varies"
 
         measure = "held-out R²" if self.held_out else "R² on the calibration rows"
+        if self.edited:
+            measure = "edited, R² with the model"
+            if self.edited == "functions":
+                measure = "edited, R² with the functions before the last edit"
         which = " for the worst output" if len(self.explained) > 1 else ""
         return f"{measure} {worst:.3f}{which}"
 

@@ -411,11 +411,33 @@ def _read_frame(functions: Functions, X: TableLike) -> tuple[dict[int, AnyArray]
     frame = _as_frame(X)
     if functions.column_names is None:
         _require_column_count(functions, len(frame.columns))
-    frame = match_columns(frame, argument="X", columns=functions.column_names)
-
     needed = {column for feature in functions.features for column in feature.columns}
-    columns = {position: np.asarray(frame[:, position].to_numpy()) for position in needed}
+    names = functions.column_names
+    if names is None:
+        columns = {position: np.asarray(frame[:, position].to_numpy()) for position in needed}
+        return columns, len(frame)
+
+    # A column that was dropped from the functions may be gone from the table.
+    present = {str(name) for name in frame.columns}
+    gone = {column for column in _dropped(functions) if names[column] not in present}
+    expected = [column for column in range(len(names)) if column not in gone]
+    frame = match_columns(frame, argument="X", columns=[names[column] for column in expected])
+    columns = {}
+    for position, column in enumerate(expected):
+        if column in needed:
+            columns[column] = np.asarray(frame[:, position].to_numpy())
     return columns, len(frame)
+
+
+def _dropped(functions: Functions) -> set[int]:
+    """Columns of features that were dropped by hand."""
+    names = {entry.feature for entry in functions.history}
+    return {
+        column
+        for feature in functions.features
+        if feature.kind == "unused" and feature.name in names
+        for column in feature.columns
+    }
 
 
 def _as_frame(X: TableLike) -> Frame:
