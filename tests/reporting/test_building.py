@@ -203,6 +203,23 @@ def test_terms_without_a_table_are_shown_for_rows_and_told(tmp_path):
     assert "not_run" in [finding["code"] for finding in alone["findings"]]
 
 
+def test_edited_functions_stand_beside_those_of_the_model():
+    X = np.random.default_rng(0).normal(size=(100, 3))
+    explainer = NObSP(small_network(), features=list("abc"), interactions=0).fit(X)
+    functions = explainer.compile()
+    assert table_of(functions(X))["original"] is None
+
+    edited = functions.edit("a", "flat above 0", X)
+    data = table_of(edited(X))
+    assert data["original"]["terms"][0]["values"] != data["terms"][0]["values"]
+    assert data["original"]["terms"][1]["values"] == data["terms"][1]["values"]
+    assert len(data["edits"]) == 1
+    assert "edited" in [finding["code"] for finding in data["findings"]]
+
+    dropped = edited.drop("b", X)
+    assert table_of(dropped(X))["original"] is None
+
+
 def test_triples_are_on_the_page_as_tables():
     X = np.random.default_rng(0).normal(size=(100, 3))
     explainer = NObSP(small_network(), features=list("abc"), interactions=[("a", "b", "c")]).fit(X)

@@ -308,10 +308,22 @@ function spark(term, output, { from = null, to = null, scale = null } = {}) {
   const few = levels ? null : about.columns[0].few;
   const x = levels ? levels.map((_, i) => i) : few || Array.from(pointsAlong(term.axes[0].knots, low, high, 80));
   const y = levels ? x.map((i) => contribution(term, { numbers: {}, levels: { [k]: i } })[output]) : x.map((at) => curveAt(term, at, output));
-  const [bottom, top] = scale || [Math.min(0, ...y), Math.max(0, ...y)], span = top - bottom || 1;
+  const former = beforeEdits(term);
+  const at = (value) => (levels ? { numbers: {}, levels: { [k]: value } } : { numbers: { [about.columns[0].column]: value }, levels: {} });
+  const before = former ? x.map((value) => readTable(former, at(value))[output]) : [];
+  const differs = before.some((value, i) => Math.abs(value - y[i]) > 1e-9 * (1 + Math.abs(y[i])));
+  const all = differs ? [...y, ...before] : y;
+  const [bottom, top] = scale || [Math.min(0, ...all), Math.max(0, ...all)], span = top - bottom || 1;
   const across = (at) => (100 * (at - low)) / (high - low || 1);
   const up = (value) => 26 - (24 * (value - bottom)) / span;
   box.append(svg("line", { x1: 0, x2: 100, y1: up(0), y2: up(0), class: "zero" }));
+  if (differs) {
+    const middle = (value) => across(levels ? value + 0.5 : value).toFixed(2);
+    const step = levels ? 35 / levels.length : 0;
+    const lines = levels ? x.map((i) => `M${(middle(i) - step).toFixed(2)},${up(before[i]).toFixed(2)}h${(2 * step).toFixed(2)}`).join("")
+      : "M" + x.map((value, i) => `${middle(value)},${up(before[i]).toFixed(2)}`).join("L");
+    box.append(svg("path", { d: lines, class: "before" }));
+  }
   if (levels) {
     const wide = 100 / levels.length;
     x.forEach((i) => box.append(svg("rect", {

@@ -6,16 +6,21 @@ const state = { output: 0, linked: false };
 const watchers = [];
 const whenOutputChanges = (work) => watchers.push(work);
 
-if (table) {
-  table.axes.forEach((axis) => { axis.knots = unpacked(axis.knots); });
-  table.terms.forEach((term, position) => {
+function openTerms(held) {
+  held.axes.forEach((axis) => { axis.knots = unpacked(axis.knots); });
+  held.terms.forEach((term, position) => {
     term.position = position;
     term.values = unpacked(term.values);
     term.spread = unpacked(term.spread);
-    term.axes = term.axes.map((place) => table.axes[place]);
+    term.axes = term.axes.map((place) => held.axes[place]);
     term.sizes = term.axes.map((axis) => (axis.knots ? axis.knots.length + axis.missing : axis.size));
     term.name = term.features.map((k) => table.features[k].name).join(" × ");
   });
+}
+
+if (table) {
+  openTerms(table);
+  if (table.original) openTerms(table.original);
   table.singles = table.terms.filter((term) => term.features.length === 1);
   table.pairs = table.terms.filter((term) => term.features.length > 1);
   table.untabled = table.terms.filter((term) => !term.values);
@@ -54,6 +59,22 @@ function contribution(term, point) {
   if (!direct || row === undefined || row === null || term.features.some((k) => moved(k, point))) return null;
   const at = (row * table.untabled.length + table.untabled.indexOf(term)) * outputs;
   return direct.slice(at, at + outputs);
+}
+
+// The term of the same features before anybody changed it, null where nobody did or it is not known.
+function beforeEdits(term) {
+  return table.original?.terms.find((other) => String(other.features) === String(term.features) && other.values) ?? null;
+}
+
+// Base plus the sum of the terms at a point before anybody changed them, per output; null where that is not known.
+function totalBeforeEdits(point) {
+  if (!table.original) return null;
+  const total = Float64Array.from(table.original.base);
+  for (const term of table.original.terms) {
+    const part = term.values ? readTable(term, point) : contribution(term, point);
+    part?.forEach((value, o) => { total[o] += value; });
+  }
+  return total;
 }
 
 // All contributions at a point, and base plus their sum, per output.

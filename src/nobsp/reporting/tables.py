@@ -145,6 +145,8 @@ def table_data(
         "features": [_feature_for_page(feature) for feature in shown.functions.features],
         "from_average": from_average_for_page(shown),
         **tables_for_page(shown.functions),
+        "edits": [str(entry) for entry in functions.history],
+        "original": original_for_page(shown.functions),
         "interactions": sum(len(term) > 1 for term in every_term),
         "strengths": known(_strengths(shown)),
         "mains": known(shown.functions.importances["main"]),
@@ -489,6 +491,19 @@ def tables_for_page(functions: Functions) -> PageData:
         features = [feature_position(functions, name) for name in term]
         terms.append({"features": features, "axes": [], "values": None, "spread": None})
     return {"axes": axes, "terms": terms}
+
+
+def original_for_page(functions: Functions) -> PageData | None:
+    """Functions before anybody changed them; None where nobody did, or a feature is no longer there."""
+    before = functions.original
+    dropped = [
+        feature.name
+        for feature, former in zip(functions.features, before.features, strict=True)
+        if feature.kind != former.kind
+    ]
+    if before is functions or dropped or before.output_names != functions.output_names:
+        return None
+    return {"base": known(before.base_values), **tables_for_page(before)}
 
 
 def _axis_for_page(axis: NumberAxis | LevelAxis, feature: int) -> PageData:

@@ -53,8 +53,22 @@ function changed() {
   });
   const chance = table.link === "softmax" || table.link === "sigmoid" ? `, ${percent(linked(account.total)[state.output])}` : "";
   byId("running").textContent = shown(account.total[state.output], 4) + chance;
+  tellEdits(account);
   tellBeyond();
   drawDistance();
+}
+
+// What the functions said before somebody changed them, beside what they say now.
+function tellEdits(account) {
+  const place = byId("whatif-edits");
+  place.hidden = !table.edits.length;
+  if (place.hidden) return;
+  const before = totalBeforeEdits(point), o = state.output, number = (value) => shown(value, 4);
+  const said = before
+    ? ` The sum of the terms is ${number(account.total[o])}; before, it was ${number(before[o])}. Dashed lines are the functions as the model has them.`
+    : " A feature was dropped, so what the model's own functions would say here is not known.";
+  place.replaceChildren(make("b", { textContent: "Edited" }), said,
+    make("ul", {}, ...table.edits.map((textContent) => make("li", { textContent }))));
 }
 
 const same = (a, b) => ["numbers", "levels"].every((kind) => Object.keys(a[kind]).every((key) => a[kind][key] === b[kind][key]));

@@ -29,6 +29,8 @@ _WEIGHT_OF_NONE = 1e-6
 _ROUNDING = 1e-12
 # Freedom of a smooth function: about as many bends as this less two.
 SMOOTH_FREEDOM = 6.0
+# What a node without rows weighs where a function is made smooth, as a share of a usual one.
+_WEIGHT_BEYOND = 0.02
 # Knots that a smooth function is drawn with.
 _SMOOTH_KNOTS = 32
 _FLAT = re.compile(r"flat (above|below) ([-+]?[0-9][0-9_,.]*(?:e[-+]?[0-9]+)?)", re.IGNORECASE)
@@ -305,7 +307,9 @@ def smooth(table: TermTable, feature: int, rows: Chunk, *, outputs: Sequence[int
         return table
 
     part = _Part.of(table, feature, rows)
-    weights = np.maximum(part.shares.sum(1), _WEIGHT_OF_NONE)
+    shares = part.shares.sum(1)
+    # Beyond the rows the function keeps near what it was, instead of going straight on.
+    weights = np.maximum(shares, _WEIGHT_BEYOND * shares.mean())
     smoother = _smoother(part.knots, knots, weights)
     moved = np.moveaxis(table.values, position, 0)
     present = moved[: len(axis.knots)]
