@@ -130,11 +130,11 @@ def path_of(path: object, *, name: str = "path") -> Path:
     text = os.fspath(path)
     if isinstance(text, bytes) or not text or "\0" in text:
         raise ValueError(f"{name} must be the name of a file, found {quote(path)}.")
-    found = Path(text)
+    described = Path(text)
     # What file systems take; asking them would need a folder that is there.
-    if any(len(os.fsencode(part)) > 255 for part in found.parts):
+    if any(len(os.fsencode(part)) > 255 for part in described.parts):
         raise ValueError(f"{name} has a part that is longer than 255 bytes: {quote(path)}.")
-    return found
+    return described
 
 
 def numbers_of(values: Any, *, name: str, dtype: Any = np.float64) -> NDArray[Any]:

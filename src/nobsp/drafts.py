@@ -28,8 +28,10 @@ _EARLIER = re.compile(r"\.[0-9a-f]{16}\.part")
 
 def check_path(path: str | os.PathLike[str]) -> Path:
     """The file to write, behind a link the file it leads to; or an error before any work is done for it."""
-    given = path_of(path)
-    target = Path(os.path.realpath(given)) if os.path.islink(given) else given
+    path_argument = path_of(path)
+    target = (
+        Path(os.path.realpath(path_argument)) if os.path.islink(path_argument) else path_argument
+    )
     folder = str(target.parent)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"path is in {folder!r}, which is not a folder; create it first.")

@@ -100,28 +100,31 @@ class RayRun(Run):
             def add(block: Any) -> S:
                 added = copy.deepcopy(state)
                 with here() as running:
-                    given = () if reference is None else (running,)
+                    reference_state = () if reference is None else (running,)
                     for batch in read(block):
-                        work(added, batch, *given)
+                        work(added, batch, *reference_state)
                 return added
 
             return add
 
-        kept = send(make, "the preprocessing" if model is None else "the model")
-        how: dict[str, Any] = {"batch_size": source.at_once, "batch_format": source.batch_format}
+        sent = send(make, "the preprocessing" if model is None else "the model")
+        options: dict[str, Any] = {
+            "batch_size": source.at_once,
+            "batch_format": source.batch_format,
+        }
         if model is None:
-            how |= {"fn": _in_task, "fn_kwargs": {"kept": kept}}
+            options |= {"fn": _in_task, "fn_kwargs": {"sent": sent}}
         else:
             compute = ray.data.ActorPoolStrategy(min_size=1)
-            how |= {"fn": _Worker, "fn_constructor_args": (kept,), "compute": compute}
+            options |= {"fn": _Worker, "fn_constructor_args": (sent,), "compute": compute}
         if device is not None and device.type == "cuda":
-            how |= {"num_gpus": 1}
+            options |= {"num_gpus": 1}
         with _as_here(source.dataset, progress=progress):
-            parts = source.dataset.map_batches(**how)
-            found = _joined(
+            parts = source.dataset.map_batches(**options)
+            joined = _joined(
                 block for bundle in parts.iter_internal_ref_bundles() for block in bundle.block_refs
             )
-            cells: list[S] = _cells(ray.get(found))
+            cells: list[S] = _cells(ray.get(joined))
         if not cells:
             raise ValueError(
                 "the dataset gave no rows when read again; it must give the same rows each time."
@@ -165,10 +168,10 @@ def send(held: Any, what: str) -> Any:
 class _Worker:
     """Lives in an actor, and so loads what it needs once."""
 
-    def __init__(self, kept: Any) -> None:
+    def __init__(self, sent: Any) -> None:
         import ray
 
-        self._work = ray.get(kept)()
+        self._work = ray.get(sent)()
 
     def __call__(self, batch: Any) -> Any:
         rows = (
@@ -177,8 +180,8 @@ class _Worker:
         return _table(self._work(batch) if rows else None)
 
 
-def _in_task(batch: Any, *, kept: Any) -> Any:
-    return _Worker(kept)(batch)
+def _in_task(batch: Any, *, sent: Any) -> Any:
+    return _Worker(sent)(batch)
 
 
 def _join_tables(*tables: Any) -> Any:
@@ -218,21 +221,21 @@ def _joined(blocks: Iterator[Any]) -> Any:
     levels: list[list[Any]] = []
     under_way: list[Any] = []
     for block in blocks:
-        found = block
-        place = 0
+        part = block
+        level_number = 0
         while True:
-            if place == len(levels):
+            if level_number == len(levels):
                 levels.append([])
-            levels[place].append(found)
-            if len(levels[place]) < _FAN:
+            levels[level_number].append(part)
+            if len(levels[level_number]) < _FAN:
                 break
-            found = task.remote(*levels[place])
-            levels[place] = []
-            under_way.append(found)
-            place += 1
+            part = task.remote(*levels[level_number])
+            levels[level_number] = []
+            under_way.append(part)
+            level_number += 1
         if len(under_way) > _MOST_JOINS:
             ray.wait([under_way.pop(0)], fetch_local=False)
-    left = [found for level in reversed(levels) for found in level]
+    left = [part for level in reversed(levels) for part in level]
     while len(left) > _FAN:
         left = [task.remote(*left[start : start + _FAN]) for start in range(0, len(left), _FAN)]
     return task.remote(*left)

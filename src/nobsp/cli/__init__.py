@@ -75,7 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _terminate_cleanly():
             command, bound = _parse(list(sys.argv[1:] if argv is None else argv))
             console = next(
-                (one for one in bound.arguments.values() if isinstance(one, Console)), console
+                (
+                    argument
+                    for argument in bound.arguments.values()
+                    if isinstance(argument, Console)
+                ),
+                console,
             )
             with console.note_warnings():
                 command(*bound.args, **bound.kwargs)
@@ -200,13 +205,15 @@ def demo(
 
 def version(*, console: Console = Console()) -> None:
     """Show which versions are installed."""
-    found: dict[str, str | None] = {"nobsp": __version__, "python": platform.python_version()}
+    versions: dict[str, str | None] = {"nobsp": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
+            versions[name] = None
     console.show(
-        found,
-        lambda found: [f"{name:<13}{number or 'not installed'}" for name, number in found.items()],
+        versions,
+        lambda versions: [
+            f"{name:<13}{number or 'not installed'}" for name, number in versions.items()
+        ],
     )

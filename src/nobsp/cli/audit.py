@@ -6,8 +6,9 @@ import csv
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from cyclopts import Parameter, validators
@@ -125,15 +126,15 @@ def audit(
         else:
             audited = _audit_images(model, subject, method, loaded, console)
 
-        found = audited.found
-        order = found.ranking
+        result = audited.found
+        order = result.ranking
         # Rows in the order of the file, so that they have the same numbers everywhere.
-        shown = found[
+        shown = result[
             order[:_IMAGES_IN_REPORT] if audited.columns else np.sort(order[:_ROWS_IN_REPORT])
         ]
         influence, influence_refused = audited.find_influence(shown, method.influence)
         summary = _summarise(output, audited, order, influence, influence_refused)
-        frame = found.to_frame()  # in the order of the ranking
+        frame = result.to_frame()  # in the order of the ranking
         columns = {name: [values[row] for row in order] for name, values in audited.columns.items()}
         for name in frame.columns:
             columns[str(name)] = list(frame[name])
@@ -187,9 +188,9 @@ class Audited:
         flagged = shown.flagged
         frame = influence[flagged].to_frame(influence.values.shape[1])
         names = [self.names[shown.rows[flagged[query]]] for query in frame["query"]]
-        found = {"image" if self.columns else "row": names, "class": list(frame["target"])}
-        found["by"] = [self.others[index] for index in frame["index"]]
-        return found | {name: list(frame[name]) for name in ("label", "value", "share", "logit")}
+        effect = {"image" if self.columns else "row": names, "class": list(frame["target"])}
+        effect["by"] = [self.others[index] for index in frame["index"]]
+        return effect | {name: list(frame[name]) for name in ("label", "value", "share", "logit")}
 
 
 def _write_report(
@@ -238,15 +239,17 @@ def _audit_table(
     console.step(f"reading {table.data}")
     data, database = read_tables(table, method.calibrate, loaded, need_target=True)
     if method.labels is None:
-        labels = [_read_labels(one.labels, one.path, "--target") for one in (database, data)]
+        labels = [_read_labels(part.labels, part.path, "--target") for part in (database, data)]
     else:
-        given = _label_table(method.labels, len(data.rows))
-        labels = [_read_labels(given, method.labels, "--labels")] * 2
-        method = method.name_classes(given)
+        label_table = _label_table(method.labels, len(data.rows))
+        labels = [_read_labels(label_table, method.labels, "--labels")] * 2
+        method = method.name_classes(label_table)
     method.check(len(database.rows) - (data is database))
     explainer = fit_explainer(model, table, loaded, database, console)
-    found, index = _compare(explainer, model, method, database.rows, data.rows, labels, console)
-    names, others = ([str(row) for row in range(len(one.rows))] for one in (data, database))
+    audit_of_rows, index = _compare(
+        explainer, model, method, database.rows, data.rows, labels, console
+    )
+    names, others = ([str(row) for row in range(len(part.rows))] for part in (data, database))
 
     def take(shown: Audit) -> Any:
         return data.rows.iloc[shown.rows]
@@ -254,7 +257,7 @@ def _audit_table(
     def page(shown: Audit, _: Influence | None) -> dict[str, Any]:
         return {"subject": explainer(data.rows)[shown.rows]}
 
-    return Audited(found, index, names, others, data.where, take, page, {})
+    return Audited(audit_of_rows, index, names, others, data.where, take, page, {})
 
 
 def _audit_images(
@@ -267,7 +270,7 @@ def _audit_images(
     pictures, database = cam.find_images(images, method.calibrate, model)
     if method.labels is not None:
         tables = [_label_table(method.labels, ones.names) for ones in (database, pictures)]
-        labels = [_read_labels(one, method.labels, "--labels") for one in tables]
+        labels = [_read_labels(label, method.labels, "--labels") for label in tables]
         method = method.name_classes(tables[0])
     else:
         cam.require_folders(pictures, database, "an audit needs one folder a class, or --labels")
@@ -278,12 +281,11 @@ def _audit_images(
     explainer = cam.fit_cam(
         model, *network, database, console, coefficients=method.coefficients, link=link
     )
-    found, index = _compare(explainer, model, method, database, pictures, labels, console)
+    audit_of_images, index = _compare(explainer, model, method, database, pictures, labels, console)
     warning = None
-    if method.labels is None and found.by_contributions.classes is not None:
-        classes, predicted = (
-            [str(one) for one in ones] for ones in (found.by_contributions.classes, found.predicted)
-        )
+    if method.labels is None and audit_of_images.by_contributions.classes is not None:
+        classes = [str(label) for label in audit_of_images.by_contributions.classes]
+        predicted = [str(label) for label in audit_of_images.predicted]
         option = "--output-names" if method.classes is None else "--classes"
         warning = cam.check_order(pictures.labels, predicted, classes, option=option)
     console.warn(warning)
@@ -304,9 +306,17 @@ def _audit_images(
             database, hits=shown.by_contributions, influence=influence
         )
 
-    paths = {"image": [str(pictures.paths[row]) for row in found.rows]}
+    paths = {"image": [str(pictures.paths[row]) for row in audit_of_images.rows]}
     return Audited(
-        found, index, pictures.names, database.names, pictures.where, take, page, paths, warning
+        audit_of_images,
+        index,
+        pictures.names,
+        database.names,
+        pictures.where,
+        take,
+        page,
+        paths,
+        warning,
     )
 
 
@@ -337,11 +347,13 @@ def _label_table(path: Path, rows: int | Sequence[str]) -> Any:
         raise UsageError(
             f"--labels {path} needs a column with the images' names and at least one of labels."
         )
-    place = {str(name): row for row, name in enumerate(frame.iloc[:, 0])}
-    missing = next((name for name in rows if name not in place), None)
+    position_of = {str(name): row for row, name in enumerate(frame.iloc[:, 0])}
+    missing = next((name for name in rows if name not in position_of), None)
     if missing is not None:
-        raise UsageError(f"--labels {path} has no line for {missing!r}; {suggest(missing, place)}")
-    return frame.iloc[[place[name] for name in rows], 1:]
+        raise UsageError(
+            f"--labels {path} has no line for {missing!r}; {suggest(missing, position_of)}"
+        )
+    return frame.iloc[[position_of[name] for name in rows], 1:]
 
 
 def _compare(
@@ -383,25 +395,25 @@ def _summarise(
     influence: Influence | None,
     influence_refused: str | None,
 ) -> dict[str, Any]:
-    found = audited.found
-    names = audited.columns.get("image") or [f"row {row}" for row in found.rows]
-    flags: Any = (found.mislabels, found.errors, found.boundary, found.outliers)
-    labels: Any = found.labels
-    if found.expected_error is None:
-        agreement = {"accuracy": float((found.predicted == labels).mean())}
+    result = audited.found
+    names = audited.columns.get("image") or [f"row {row}" for row in result.rows]
+    flags: Any = (result.mislabels, result.errors, result.boundary, result.outliers)
+    labels: Any = result.labels
+    if result.expected_error is None:
+        agreement = {"accuracy": float((result.predicted == labels).mean())}
     else:
-        agreement = {"median_error": float(np.median(np.abs(found.predicted - labels)))}
+        agreement = {"median_error": float(np.median(np.abs(result.predicted - labels)))}
 
     return {
-        "rows": len(found),
+        "rows": len(result),
         **{name: int(np.count_nonzero(flag)) for name, flag in zip(_COUNTS, flags, strict=True)},
         **agreement,
         "warning": audited.warning,
-        "auroc": found.auroc,
+        "auroc": result.auroc,
         "first": [
-            {"name": names[row], "reason": found.reasons[row]}
+            {"name": names[row], "reason": result.reasons[row]}
             for row in order[:5]
-            if found.reasons[row]
+            if result.reasons[row]
         ],
         "influence_gradient": None if influence is None else influence.gradient,
         "influence_refused": influence_refused,
@@ -411,29 +423,31 @@ def _summarise(
     }
 
 
-def _describe_counts(found: Mapping[str, Any]) -> str:
+def _describe_counts(summary: Mapping[str, Any]) -> str:
     return (
-        ", ".join(count(found[name], name.replace("_", " ").removesuffix("s")) for name in _COUNTS)
+        ", ".join(
+            count(summary[name], name.replace("_", " ").removesuffix("s")) for name in _COUNTS
+        )
         + "."
     )
 
 
-def _describe(found: Mapping[str, Any]) -> list[str]:
-    lines = [f"{found['rows']:,} predictions audited: {_describe_counts(found)}"]
-    if "accuracy" in found:
-        lines.append(f"{found['accuracy']:.1%} of the predictions agree with the labels.")
+def _describe(summary: Mapping[str, Any]) -> list[str]:
+    lines = [f"{summary['rows']:,} predictions audited: {_describe_counts(summary)}"]
+    if "accuracy" in summary:
+        lines.append(f"{summary['accuracy']:.1%} of the predictions agree with the labels.")
     else:
         lines.append(
-            f"Half of the predictions are within {found['median_error']:.4g} of the labels."
+            f"Half of the predictions are within {summary['median_error']:.4g} of the labels."
         )
-    if found["auroc"]:
-        scores = ", ".join(f"{name} {score:.3f}" for name, score in found["auroc"].items())
+    if summary["auroc"]:
+        scores = ", ".join(f"{name} {score:.3f}" for name, score in summary["auroc"].items())
         lines.append(f"Telling right from wrong predictions, AUROC: {scores}.")
-    lines += [f"{one['name']}: {one['reason']}." for one in found["first"]]
-    if found["influence_gradient"] is not None:
+    lines += [f"{case['name']}: {case['reason']}." for case in summary["first"]]
+    if summary["influence_gradient"] is not None:
         lines.append("What speaks for and against what was flagged is in influence.csv.")
-    if found["influence_refused"] is not None:
-        lines.append(f"There is no influence.csv: {found['influence_refused']}")
+    if summary["influence_refused"] is not None:
+        lines.append(f"There is no influence.csv: {summary['influence_refused']}")
     return lines
 
 
@@ -444,100 +458,145 @@ def _apply_decisions(
     console: Console,
 ) -> None:
     """Writes what is left after decisions, with labels changed, and a log of the changes."""
-    columns, changed, keys, key = _labelled_rows(subject, method)
-    place = {name: number for number, name in enumerate(keys)}
-    log: dict[str, list[Any]] = {name: [] for name in (key, "decision", "before", "after")}
-    kept = dict.fromkeys(place.values())
-    for one in _read_decisions(method.apply):
-        # Where rows may have several classes, a decision is about one of them.
-        name = str(one["name" if one.get("output") else key])
-        about = one.get("output") or changed[0]
-        row = place.get(name.removesuffix(f", {about}"))
-        which = f"--apply {method.apply}: {key} {name!r}"
-        if row is None:
-            where = subject.data if isinstance(subject, TableOptions) else subject.images
-            raise UsageError(f"{which} is not in {where}.")
+    data = _labelled_rows(subject, method)
+    log: dict[str, list[Any]] = {name: [] for name in (data.key, "decision", "before", "after")}
+    rows_left = dict.fromkeys(range(len(data.names)))
+    for decision in _read_decisions(method.apply):
+        change = _find_change(decision, data, method.apply)
+        labels = data.columns[change.column]
+        if decision["decision"] == "drop":
+            rows_left.pop(change.row, None)
+        elif decision["decision"] == "relabel":
+            labels[change.row] = change.after
 
-        if about not in changed:
-            raise UsageError(
-                f"{which}: there is no column {about!r} of labels; {suggest(about, changed)}"
-            )
-
-        labels = columns[about]
-        before = labels[row]
-        numbers = all(isinstance(label, int | float) for label in labels)
-        given, after = (
-            _as_label(one.get(part, before), numbers) for part in ("given_label", "new_label")
-        )
-        if given != before:
-            raise UsageError(
-                f"{which} was labelled {given!r}, and is {before!r} now; the decisions are on other data."
-            )
-
-        if one["decision"] == "drop":
-            kept.pop(row, None)
-        elif one["decision"] == "relabel":
-            if after is None:
-                raise UsageError(
-                    f"{which}: new_label {one['new_label']!r} is no number, as all labels are."
-                )
-            labels[row] = after
-
-        for column, value in zip(
-            log, (name, one["decision"], before, labels[row] if row in kept else ""), strict=True
-        ):
+        after = labels[change.row] if change.row in rows_left else ""
+        entry = (change.name, decision["decision"], change.before, after)
+        for column, value in zip(log, entry, strict=True):
             log[column].append(value)
 
     files = ("cleaned.csv", "changes.csv")
     with options.write_folder(output.out, files, force=output.force) as folder:
-        write_csv(
-            folder / files[0],
-            {name: [values[row] for row in kept] for name, values in columns.items()},
-            neutral=False,
-        )
+        cleaned = {
+            name: [values[row] for row in rows_left] for name, values in data.columns.items()
+        }
+        write_csv(folder / files[0], cleaned, neutral=False)
         write_csv(folder / files[1], log)
 
-    result: dict[str, Any] = {"kept": len(kept), "dropped": len(keys) - len(kept)}
-    result["relabelled"] = log["decision"].count("relabel")
-    result["files"] = {name: str(output.out / name) for name in files}
-    said = "{kept:,} kept, {dropped:,} dropped, {relabelled:,} relabelled."
-    console.show(result, lambda found: [said.format(**found)])
+    result: dict[str, Any] = {
+        "kept": len(rows_left),
+        "dropped": len(data.names) - len(rows_left),
+        "relabelled": log["decision"].count("relabel"),
+        "files": {name: str(output.out / name) for name in files},
+    }
+    sentence = "{kept:,} kept, {dropped:,} dropped, {relabelled:,} relabelled."
+    console.show(result, lambda counts: [sentence.format(**counts)])
 
 
-def _labelled_rows(
-    subject: TableOptions | ImageOptions, method: AuditOptions
-) -> tuple[dict[str, list[Any]], list[str], list[str], str]:
-    """Columns of what is left after decisions, those of labels, names of the rows, and how decisions call these."""
-    if isinstance(subject, TableOptions):
-        frame = read_frame(subject.data, option="--data")
-        key = "row"
-        target = subject.target
-        if target is not None and target not in frame.columns:
-            raise UsageError(
-                f"--target: {subject.data} has no column {target!r}; {suggest(target, frame)}"
-            )
+@dataclasses.dataclass(frozen=True, eq=False)
+class _LabelledRows:
+    """Rows that decisions are about."""
 
-        keys = [str(row) for row in range(len(frame))]
-        changed = [str(target)]
-        columns = {str(name): frame[name].tolist() for name in frame.columns}
-    else:
-        pictures = find_pictures(subject.images, subject, option="--images", batch_size=1)
-        keys = pictures.names
-        changed = ["label"]
-        key = "name"
-        columns = {"image": list(map(str, pictures.paths)), "label": list(pictures.labels)}
+    columns: dict[str, list[Any]]
+    changed: list[str]  # columns that hold labels
+    names: list[str]  # of the rows
+    key: str  # how decisions call these names
+    where: Path
 
-    if method.labels is not None:
-        labels = _label_table(method.labels, keys if key == "name" else len(keys))
-        columns.pop("label" if key == "name" else "", None)
-        changed = [str(name) for name in labels.columns]
-        for name in columns.keys() & set(changed):
-            raise UsageError(
-                f"--labels {method.labels} has a column {name!r}, as the data has; rename one."
-            )
-        columns |= {name: labels[name].tolist() for name in changed}
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """Where each row is, by its name."""
+        return {name: row for row, name in enumerate(self.names)}
 
-    return columns, changed, keys, key
+
+class _Change(NamedTuple):
+    """What a decision is about."""
+
+    row: int
+    name: str  # of the row
+    column: str  # the labels it is about
+    before: Any
+    after: Any
+
+
+def _find_change(decision: dict[str, Any], data: _LabelledRows, path: Path | None) -> _Change:
+    """The label that a decision is about; an error where it is another one now, or not there."""
+    # Where rows may have several classes, a decision is about one of them.
+    has_output = bool(decision.get("output"))
+    name = str(decision["name" if has_output else data.key])
+    column = decision.get("output") or data.changed[0]
+    row_name = name.removesuffix(f", {column}")
+    which = f"--apply {path}: {data.key} {name!r}"
+    if row_name not in data.positions:
+        raise UsageError(f"{which} is not in {data.where}.")
+    if column not in data.changed:
+        raise UsageError(
+            f"{which}: there is no column {column!r} of labels; {suggest(column, data.changed)}"
+        )
+
+    labels = data.columns[column]
+    row = data.positions[row_name]
+    before = labels[row]
+    are_numbers = all(isinstance(label, int | float) for label in labels)
+    decided_on = _as_label(decision.get("given_label", before), are_numbers)
+    if decided_on != before:
+        raise UsageError(
+            f"{which} was labelled {decided_on!r}, and is {before!r} now; the decisions are on other data."
+        )
+    after = _as_label(decision.get("new_label", before), are_numbers)
+    if decision["decision"] == "relabel" and after is None:
+        raise UsageError(
+            f"{which}: new_label {decision['new_label']!r} is no number, as all labels are."
+        )
+    return _Change(row, name, column, before, after)
+
+
+def _labelled_rows(subject: TableOptions | ImageOptions, method: AuditOptions) -> _LabelledRows:
+    """The rows of a table, or the images, with their labels."""
+    data = _table_rows(subject) if isinstance(subject, TableOptions) else _image_rows(subject)
+    if method.labels is None:
+        return data
+
+    is_images = data.key == "name"
+    labels = _label_table(method.labels, data.names if is_images else len(data.names))
+    columns = {
+        name: values for name, values in data.columns.items() if not (is_images and name == "label")
+    }
+    changed = [str(name) for name in labels.columns]
+    for name in columns.keys() & set(changed):
+        raise UsageError(
+            f"--labels {method.labels} has a column {name!r}, as the data has; rename one."
+        )
+    columns |= {name: labels[name].tolist() for name in changed}
+    return dataclasses.replace(data, columns=columns, changed=changed)
+
+
+def _table_rows(table: TableOptions) -> _LabelledRows:
+    """The rows of a table, called by their numbers."""
+    frame = read_frame(table.data, option="--data")
+    target = table.target
+    if target is not None and target not in frame.columns:
+        raise UsageError(
+            f"--target: {table.data} has no column {target!r}; {suggest(target, frame)}"
+        )
+    return _LabelledRows(
+        columns={str(name): frame[name].tolist() for name in frame.columns},
+        changed=[str(target)],
+        names=[str(row) for row in range(len(frame))],
+        key="row",
+        where=table.data,
+    )
+
+
+def _image_rows(images: ImageOptions) -> _LabelledRows:
+    """Images, called by their names in the folder."""
+    pictures = find_pictures(images.images, images, option="--images", batch_size=1)
+    return _LabelledRows(
+        columns={"image": list(map(str, pictures.paths)), "label": list(pictures.labels)},
+        changed=["label"],
+        names=list(pictures.names),
+        key="name",
+        where=images.images,
+    )
 
 
 def _as_label(written: Any, numbers: bool) -> Any:

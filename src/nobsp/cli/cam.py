@@ -190,20 +190,20 @@ def confusions(
         explainer = fit_cam(model, network, names, others, console, layer=method.layer)
         console.step(f"looking for confusions in {count(len(pictures), 'image')}")
         most = {"pairs": method.pairs, "examples": method.examples}
-        found = find_confusions(explainer, pictures, list(pictures.labels), **most)
-        frame = found.to_frame()
+        confused = find_confusions(explainer, pictures, list(pictures.labels), **most)
+        frame = confused.to_frame()
         write_csv(
             folder / "confusions.csv", {str(name): list(frame[name]) for name in frame.columns}
         )
-        warning = suggest_order(found.matrix, names)
+        warning = suggest_order(confused.matrix, names)
         console.warn(warning)
-        if output.report and found.pairs:
+        if output.report and confused.pairs:
             console.step("writing the report")
             title = output.title or f"What {loaded.name} confuses"
-            _write_confusions(folder / "report.html", found, explainer, pictures, others, title)
-    right = int(found.matrix.trace())
-    every = int(found.matrix.sum())
-    written = [name for name in CONFUSION_FILES if found.pairs or name != "report.html"]
+            _write_confusions(folder / "report.html", confused, explainer, pictures, others, title)
+    right = int(confused.matrix.trace())
+    every = int(confused.matrix.sum())
+    written = [name for name in CONFUSION_FILES if confused.pairs or name != "report.html"]
     result = {
         "images": every,
         "right": right,
@@ -213,17 +213,17 @@ def confusions(
     console.show(result | {"files": output.paths(written)}, _describe_confusions)
 
 
-def require_folders(pictures: Pictures, others: Pictures, how: str) -> None:
+def require_folders(pictures: Pictures, others: Pictures, advice: str) -> None:
     """A usage error where an image has no class."""
     for option, ones in (("--images", pictures), ("--calibrate", others)):
         if None in ones.labels:
             alone = ones.paths[ones.labels.index(None)].name
-            raise UsageError(f"{option} {ones.folder}: {alone} lies in no folder; {how}.")
+            raise UsageError(f"{option} {ones.folder}: {alone} lies in no folder; {advice}.")
 
 
 def _write_confusions(
     path: Path,
-    found: Confusions,
+    confused: Confusions,
     explainer: NObSPCam,
     pictures: Pictures,
     others: Pictures,
@@ -233,57 +233,67 @@ def _write_confusions(
     from nobsp import ContributionIndex
     from nobsp.reporting import report
 
-    shown = [int(place) for one in found.pairs for place in one.positions[: len(one.images)]]
+    shown = [
+        int(position) for pair in confused.pairs for position in pair.positions[: len(pair.images)]
+    ]
     index = ContributionIndex(
-        explainer, task="classification", classes=np.array(found.output_names)
+        explainer, task="classification", classes=np.array(confused.output_names)
     )
     index.fit(others, np.array(others.labels))
     most = min(len(others) - 1, _SEARCHED)
     own = np.array(shown)[:, None] if others is pictures else None
-    hits = index.query(found.images, most, exclude=own)
+    hits = index.query(confused.images, most, exclude=own)
     assert hits.labels is not None  # they were given
-    kept = []
-    for row, (true, said) in enumerate(zip(found.labels, found.maps.target_names, strict=True)):
-        both = [np.flatnonzero(hits.labels[row] == one)[:_NEIGHBOURS] for one in (true, said)]
-        rest = np.setdiff1d(np.arange(most), np.concatenate(both))
-        kept.append(np.sort(np.concatenate([*both, rest])[: 2 * _NEIGHBOURS]))  # nearest first
+    chosen_rows = []
+    for row, (true, said) in enumerate(
+        zip(confused.labels, confused.maps.target_names, strict=True)
+    ):
+        nearest_of_each = [
+            np.flatnonzero(hits.labels[row] == pair)[:_NEIGHBOURS] for pair in (true, said)
+        ]
+        rest = np.setdiff1d(np.arange(most), np.concatenate(nearest_of_each))
+        chosen_rows.append(
+            np.sort(np.concatenate([*nearest_of_each, rest])[: 2 * _NEIGHBOURS])
+        )  # nearest first
     parts = ("indices", "distances", "labels")
     taken: dict[str, Any] = {
-        part: np.take_along_axis(getattr(hits, part), np.array(kept), 1) for part in parts
+        part: np.take_along_axis(getattr(hits, part), np.array(chosen_rows), 1) for part in parts
     }
-    pairs = "; ".join(f"{one.count} × {one.truth} taken for {one.predicted}" for one in found.pairs)
+    pairs = "; ".join(
+        f"{pair.count} × {pair.truth} taken for {pair.predicted}" for pair in confused.pairs
+    )
     report(
-        found,
+        confused,
         path,
         title=title,
         about=f"{pairs}. Orange speaks for the class that was predicted and blue for the true one. Neighbours: "
         "the nearest images of both.",
         explainer=explainer,
-        images=pictures.shown(found.images),
-        names=[pictures.names[place] for place in shown],
+        images=pictures.shown(confused.images),
+        names=[pictures.names[position] for position in shown],
         **show_neighbours(others, hits=replace(hits, **taken)),
     )
 
 
-def show_neighbours(others: Pictures, **found: Neighbors | Influence | None) -> dict[str, Any]:
+def show_neighbours(others: Pictures, **neighbours: Neighbors | Influence | None) -> dict[str, Any]:
     """What was found of other images, with these, for a report: only these are read again, and numbered."""
-    given = {name: one for name, one in found.items() if one is not None}
-    near = np.unique(np.concatenate([one.indices.ravel() for one in given.values()]))
+    known = {name: hits for name, hits in neighbours.items() if hits is not None}
+    near = np.unique(np.concatenate([hits.indices.ravel() for hits in known.values()]))
     gallery = others.chosen(near.tolist())
     numbered = {
-        name: replace(one, indices=np.searchsorted(near, one.indices))
-        for name, one in given.items()
+        name: replace(hits, indices=np.searchsorted(near, hits.indices))
+        for name, hits in known.items()
     }
     return {**numbered, "gallery": gallery.shown(gallery.batch(range(len(gallery))))}
 
 
-def _describe_confusions(found: Mapping[str, Any]) -> list[str]:
-    lines = [f"{found['right']:,} of {count(found['images'], 'image')} right."]
-    if not found["pairs"]:
+def _describe_confusions(summary: Mapping[str, Any]) -> list[str]:
+    lines = [f"{summary['right']:,} of {count(summary['images'], 'image')} right."]
+    if not summary["pairs"]:
         lines.append("No image was taken for another class.")
     return lines + [
-        "{count:,} × {truth} taken for {predicted} ({share:.1%}).".format(**one)
-        for one in found["pairs"]
+        "{count:,} × {truth} taken for {predicted} ({share:.1%}).".format(**pair)
+        for pair in summary["pairs"]
     ]
 
 
@@ -308,8 +318,8 @@ def prepare_network(
 
     some = images.batch(range(min(_EXAMPLE_IMAGES, len(images))))
     channels, height, width = some.shape[1:]
-    given = f"Images of {count(channels, 'channel')}, {height}×{width}, were given"
-    with add_hint(f"{given}; --channels {3 if channels == 1 else 1} and --size give others."):
+    described = f"Images of {count(channels, 'channel')}, {height}×{width}, were given"
+    with add_hint(f"{described}; --channels {3 if channels == 1 else 1} and --size give others."):
         module = loaded.prepare(lambda: some)
         if not isinstance(module, nn.Module):
             raise ValueError(
@@ -364,16 +374,16 @@ def fit_cam(
         return explainer.fit(replace(others, progress=console.progress))
 
 
-def _find_class(given: str | None, names: Sequence[str], option: str) -> int | str | None:
+def _find_class(wanted: str | None, names: Sequence[str], option: str) -> int | str | None:
     """A class by its name or number."""
     words = ("runner-up", "others", "mean") if option == "--against" else ()
-    if given is None or given in names or given in words:
-        return given
-    if given.isdigit() and int(given) < len(names):
-        return int(given)
+    if wanted is None or wanted in names or wanted in words:
+        return wanted
+    if wanted.isdigit() and int(wanted) < len(names):
+        return int(wanted)
     numbered = f"classes are numbered from 0 to {len(names) - 1}."
-    hint = numbered if given.isdigit() else suggest(given, [*names, *words])
-    raise UsageError(f"{option} {given}: there is no such class; {hint}")
+    hint = numbered if wanted.isdigit() else suggest(wanted, [*names, *words])
+    raise UsageError(f"{option} {wanted}: there is no such class; {hint}")
 
 
 def check_order(
@@ -386,7 +396,9 @@ def check_order(
     from sklearn.metrics import confusion_matrix
 
     pairs = [
-        (label, found) for label, found in zip(labels, predicted, strict=True) if label is not None
+        (label, prediction)
+        for label, prediction in zip(labels, predicted, strict=True)
+        if label is not None
     ]
     if {label for label, _ in pairs} != set(names):
         return None
@@ -496,8 +508,10 @@ def _write_report(
     """Some images, evenly chosen, each with its most likely classes."""
     from nobsp.reporting import report
 
-    kept = np.linspace(0, len(pictures) - 1, min(_IN_REPORT, len(pictures))).round().astype(int)
-    some = pictures.chosen(kept.tolist())
+    positions = (
+        np.linspace(0, len(pictures) - 1, min(_IN_REPORT, len(pictures))).round().astype(int)
+    )
+    some = pictures.chosen(positions.tolist())
     images = some.batch(range(len(some)))
     maps = _explain(explainer, images, chosen, CLASSES_SHOWN)
     labels = list(some.labels) if set(some.labels) <= set(explainer.output_names_) else None
@@ -516,8 +530,8 @@ def _summarise(
     output: OutputOptions, table: Mapping[str, list[Any]], explainer: NObSPCam, warning: str | None
 ) -> dict[str, Any]:
     right = [
-        label == found
-        for label, found in zip(table["label"], table["predicted"], strict=True)
+        label == prediction
+        for label, prediction in zip(table["label"], table["predicted"], strict=True)
         if label
     ]
     known = right and set(filter(None, table["label"])) <= set(explainer.output_names_)
@@ -527,17 +541,17 @@ def _summarise(
         "layer": explainer.layer_,
         "warning": warning,
         "accuracy": sum(right) / len(right) if known else None,
-        "health": [asdict(one) for one in explainer.health().findings],
+        "health": [asdict(finding) for finding in explainer.health().findings],
         "files": output.paths(FILES),
     }
 
 
-def _describe(found: Mapping[str, Any]) -> list[str]:
-    what = f"{count(found['images'], 'image')}, {count(len(found['classes']), 'class')}"
-    lines = [f"{what}; maps of layer {found['layer']!r}."]
-    if found["accuracy"] is not None:
+def _describe(summary: Mapping[str, Any]) -> list[str]:
+    what = f"{count(summary['images'], 'image')}, {count(len(summary['classes']), 'class')}"
+    lines = [f"{what}; maps of layer {summary['layer']!r}."]
+    if summary["accuracy"] is not None:
         lines.append(
-            f"{found['accuracy']:.1%} of the predictions are the class of the image's folder."
+            f"{summary['accuracy']:.1%} of the predictions are the class of the image's folder."
         )
-    lines += [f"{one['severity']}: {one['message']}" for one in found["health"]]
+    lines += [f"{finding['severity']}: {finding['message']}" for finding in summary["health"]]
     return lines

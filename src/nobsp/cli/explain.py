@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from cyclopts import Parameter
@@ -67,13 +67,13 @@ class MethodOptions:
 
     def for_explainer(self) -> dict[str, Any]:
         """Arguments of `NObSP`."""
-        given = self.interactions or ["auto"]
-        interactions: Any = [tuple(word.split(":")) for word in given]
-        if len(given) == 1 and (given[0] == "auto" or given[0].isdigit()):
-            interactions = "auto" if given[0] == "auto" else int(given[0])
+        passed = self.interactions or ["auto"]
+        interactions: Any = [tuple(word.split(":")) for word in passed]
+        if len(passed) == 1 and (passed[0] == "auto" or passed[0].isdigit()):
+            interactions = "auto" if passed[0] == "auto" else int(passed[0])
         elif not all(len(pair) > 1 and all(pair) for pair in interactions):
             raise UsageError(
-                f"--interactions {' '.join(given)}: write auto, a number, or pairs such as age:income."
+                f"--interactions {' '.join(passed)}: write auto, a number, or pairs such as age:income."
             )
         try:
             ridge = "auto" if self.ridge == "auto" else float(self.ridge)
@@ -123,10 +123,10 @@ def explain(
             # The summary and the page have it among their findings.
             warnings.simplefilter("ignore", ExplainedWorseWarning)
             explanation = explainer(rows.rows, progress=console.progress)
-        found = _summarise(output, rows, others, explainer, explanation)
-        console.warn(found["predicts"] and found["predicts"]["warning"])
+        summary = _summarise(output, rows, others, explainer, explanation)
+        console.warn(summary["predicts"] and summary["predicts"]["warning"])
         account = (
-            _probabilities(explanation, found["predicts"]) if method.probability else explanation
+            _probabilities(explanation, summary["predicts"]) if method.probability else explanation
         )
         write_contributions(folder / "contributions.parquet", account)
         curves = explainer.curves()
@@ -138,7 +138,7 @@ def explain(
 
             same = "the same rows" if others is rows else others.where
             about = f"{loaded.name} ({loaded.origin}) on {rows.where}, calibrated on {same}. "
-            about += _describe_score(found["predicts"])
+            about += _describe_score(summary["predicts"])
             title = output.title or f"What {loaded.name} has learned"
             report(
                 explanation,
@@ -148,7 +148,7 @@ def explain(
                 labels=rows.labels,
                 explainer=explainer,
             )
-    console.show(found, _describe)
+    console.show(summary, _describe)
 
 
 def read_tables(
@@ -240,9 +240,9 @@ def write_contributions(path: Path, explanation: Explanation) -> None:
         return pa.table({**before, **terms, **after})
 
     first, *others = explanation.output_names  # one after another, so that not all are in memory
-    made = table(first)
-    with pyarrow.parquet.ParquetWriter(path, made.schema, compression="zstd") as writer:
-        writer.write_table(made)
+    first_table = table(first)
+    with pyarrow.parquet.ParquetWriter(path, first_table.schema, compression="zstd") as writer:
+        writer.write_table(first_table)
         for output in others:
             writer.write_table(table(output))
 
@@ -255,59 +255,118 @@ def score_predictions(
     A single output is a logit where a sigmoid follows, or where the column takes two values; a network may also have
     been trained to give the two values themselves, so that the better of both counts.
     """
+    known = labels.notna().to_numpy() & np.isfinite(logits).all(1)
+    column = _Column.of(labels[known].to_numpy(), target)
+    names = [str(name) for name in output_names]
+    if len(names) > 1:
+        comparisons = _compare_outputs(logits[known], column, names)
+    else:
+        comparisons = _compare_output(logits[known][:, 0], column, names[0], link)
+
+    scores = [score for score in map(_score, comparisons) if score is not None]
+    if not scores:
+        return {"target": target, "measure": None, "value": None, "warning": None}
+    best = next((score for score in scores if not score.as_good), scores[0])
+    result = {"target": target, "measure": best.measure, "value": best.value, "warning": None}
+    if best.as_good:
+        sentence = _describe_score(result).rstrip(".")
+        result["warning"] = (
+            f"{sentence}, no better than {best.as_good}; is the order of the columns right?"
+        )
+    return result
+
+
+class _Column(NamedTuple):
+    """A column that predictions are compared with."""
+
+    name: str
+    values: NDArray[Any]
+    texts: NDArray[Any]  # the same as names are written
+    classes: set[str]  # those that occur
+    is_numeric: bool
+
+    @classmethod
+    def of(cls, values: NDArray[Any], name: str) -> _Column:
+        texts = np.array([_as_text(value) for value in values.tolist()])
+        return cls(name, values, texts, set(texts.tolist()), values.dtype.kind in "iufb")
+
+
+class _Comparison(NamedTuple):
+    """What is measured, the truth and what is predicted."""
+
+    measure: str
+    truth: NDArray[Any]
+    predicted: NDArray[Any]
+
+
+class _Score(NamedTuple):
+    """A measure with its value, and the constant that would do as well, if one does."""
+
+    measure: str
+    value: float
+    as_good: str = ""
+
+
+def _compare_outputs(
+    logits: NDArray[np.float64], column: _Column, names: Sequence[str]
+) -> list[_Comparison]:
+    """Several outputs: classes by name or number, or the value of the output that is called like the column."""
+    numbers = [str(number) for number in range(len(names))]
+    likeliest = logits.argmax(1)
+    if column.classes <= set(names):
+        return [_Comparison("accuracy", column.texts, np.array(names)[likeliest])]
+    if column.is_numeric and column.classes <= set(numbers):
+        return [_Comparison("accuracy", column.texts, np.array(numbers)[likeliest])]
+    if column.is_numeric and column.name in names:
+        return [_Comparison("r2", column.values, logits[:, names.index(column.name)])]
+    return []
+
+
+def _compare_output(
+    logits: NDArray[np.float64], column: _Column, name: str, link: str
+) -> list[_Comparison]:
+    """A single output: the logit of a class, a value, or perhaps both."""
+    comparisons = []
+    positive = _positive_class(column, name, link)
+    if positive is not None:
+        comparisons.append(_Comparison("accuracy", column.texts == positive, logits > 0))
+    if column.is_numeric and link != "sigmoid":
+        predicted = np.exp(logits) if link == "exp" else logits
+        comparisons.append(_Comparison("r2", column.values, predicted))
+    return comparisons
+
+
+def _positive_class(column: _Column, name: str, link: str) -> str | None:
+    """The class that a single output is the logit of; None where it is none."""
+    if name in column.classes and len(column.classes) <= 2:
+        return name
+    if not column.is_numeric:
+        return None
+    if len(column.classes) == 2:
+        return _as_text(max(column.values.tolist()))
+    return "1" if link == "sigmoid" and column.classes <= {"0", "1"} else None
+
+
+def _score(comparison: _Comparison) -> _Score | None:
+    """The value of a measure; None where there is nothing to compare."""
     from sklearn.metrics import r2_score
 
-    known = labels.notna().to_numpy() & np.isfinite(logits).all(1)
-    logits = logits[known]
-    values = labels[known].to_numpy()
-    numeric = values.dtype.kind in "iufb"
-    texts = np.array([_as_text(value) for value in values.tolist()])
-    classes = set(texts.tolist())
-    names = [str(name) for name in output_names]
-    numbers = [str(number) for number in range(len(names))]
-    # what is compared, the truth and what is predicted
-    pairs: list[tuple[str, NDArray[Any], NDArray[Any]]] = []
-    if len(names) > 1:
-        called = (
-            names
-            if classes <= set(names)
-            else numbers
-            if numeric and classes <= set(numbers)
-            else None
+    measure, truth, predicted = comparison
+    if measure == "accuracy":
+        if not len(truth):
+            return None
+        value = float((truth == predicted).mean())
+        usual = np.unique(truth, return_counts=True)[1].max() / len(truth)
+        is_no_better = value <= usual < 1
+        return _Score(
+            measure, value, f"always predicting one class ({usual:.1%})" if is_no_better else ""
         )
-        if called is not None:
-            pairs.append(("accuracy", texts, np.array(called)[logits.argmax(1)]))
-        elif numeric and target in names:
-            pairs.append(("r2", values, logits[:, names.index(target)]))
-    else:
-        positive = names[0] if names[0] in classes and len(classes) <= 2 else None
-        if (
-            positive is None
-            and numeric
-            and (len(classes) == 2 or (link == "sigmoid" and classes <= {"0", "1"}))
-        ):
-            positive = _as_text(max(values.tolist())) if len(classes) == 2 else "1"
-        if positive is not None:
-            pairs.append(("accuracy", texts == positive, logits[:, 0] > 0))
-        if numeric and link != "sigmoid":
-            pairs.append(("r2", values, np.exp(logits[:, 0]) if link == "exp" else logits[:, 0]))
-    scores: list[tuple[Any, Any, str]] = []  # with the constant that would do as well, if one does
-    for measure, truth, predicted in pairs:
-        if measure == "accuracy" and len(truth):
-            value = float((truth == predicted).mean())
-            usual = np.unique(truth, return_counts=True)[1].max() / len(truth)
-            constant = f"always predicting one class ({usual:.1%})" if value <= usual < 1 else ""
-            scores.append((measure, value, constant))
-        elif measure == "r2" and len(truth) > 1 and np.ptp(truth.astype(np.float64)) > 0:
-            value = float(r2_score(truth.astype(np.float64), predicted))
-            scores.append((measure, value, "its mean" if value <= 0 else ""))
-    scores = scores or [(None, None, "")]
-    which, score, constant = next((one for one in scores if not one[2]), scores[0])
-    found = {"target": target, "measure": which, "value": score, "warning": None}
-    if constant:
-        score = _describe_score(found).rstrip(".")
-        found["warning"] = f"{score}, no better than {constant}; is the order of the columns right?"
-    return found
+
+    numbers = truth.astype(np.float64)
+    if len(numbers) < 2 or np.ptp(numbers) == 0:
+        return None
+    value = float(r2_score(numbers, predicted))
+    return _Score(measure, value, "its mean" if value <= 0 else "")
 
 
 def _probabilities(explanation: Explanation, predicts: Mapping[str, Any] | None) -> Explanation:
@@ -328,19 +387,19 @@ def _as_text(value: Any) -> str:
     return str(int(value)) if whole else str(value)
 
 
-def _describe_score(found: Mapping[str, Any] | None) -> str:
-    if found is None:
+def _describe_score(score_of: Mapping[str, Any] | None) -> str:
+    if score_of is None:
         return ""
-    if found["warning"]:
-        return f"Warning: {found['warning']}"
-    if found["measure"] is None:
-        return f"Predictions cannot be compared with {found['target']}: its values are neither outputs nor classes."
+    if score_of["warning"]:
+        return f"Warning: {score_of['warning']}"
+    if score_of["measure"] is None:
+        return f"Predictions cannot be compared with {score_of['target']}: its values are neither outputs nor classes."
     score = (
-        f"R² {found['value']:.3g}"
-        if found["measure"] == "r2"
-        else f"an accuracy of {found['value']:.1%}"
+        f"R² {score_of['value']:.3g}"
+        if score_of["measure"] == "r2"
+        else f"an accuracy of {score_of['value']:.1%}"
     )
-    return f"The model predicts {found['target']} with {score}."
+    return f"The model predicts {score_of['target']} with {score}."
 
 
 def _summarise(
@@ -364,21 +423,21 @@ def _summarise(
         numbers["neighbourhoods"] = state.neighbourhoods
     if calibration is not data:
         numbers["explained_here"] = explanation.explained()
-    importance = zip(
-        functions.feature_names, functions.importances["total"].sum(1).tolist(), strict=True
-    )
-    outside = zip(
-        explainer.functions_.feature_names, explanation.outside.sum(0).tolist(), strict=True
-    )
+
+    feature_names = functions.feature_names
+    totals = functions.importances["total"].sum(1).tolist()
+    by_importance = sorted(zip(feature_names, totals, strict=True), key=lambda pair: -pair[1])
+    outside = zip(feature_names, explanation.outside.sum(0).tolist(), strict=True)
     names = explainer.output_names_
     predicts = None
     if data.target is not None:
-        what: dict[str, Any] = {
-            "target": data.target,
-            "output_names": names,
-            "link": explainer.link_,
-        }
-        predicts = score_predictions(explanation.predictions, data.labels, **what)
+        predicts = score_predictions(
+            explanation.predictions,
+            data.labels,
+            target=data.target,
+            output_names=names,
+            link=explainer.link_,
+        )
     shares = [
         dict(zip(numbers, parts, strict=True))
         for parts in zip(*map(known, numbers.values()), strict=True)
@@ -391,14 +450,11 @@ def _summarise(
         "features": list(explainer.functions_.feature_names),
         "interactions": [list(term) for term in explainer.terms_ if len(term) > 1],
         "predicts": predicts,
-        "strongest": [
-            {"feature": name, "importance": size}
-            for name, size in sorted(importance, key=lambda i: -i[1])
-        ],
+        "strongest": [{"feature": name, "importance": size} for name, size in by_importance],
         "not_used": list(data.not_used),
         "outside": {
             "rows": int(explanation.outside.any(1).sum()),
-            "features": {k: n for k, n in outside if n},
+            "features": {name: n_rows for name, n_rows in outside if n_rows},
         },
         "far": {"rows": int(explanation.far.sum())},
         "health": [asdict(finding) for finding in sort_findings(findings)],
@@ -406,13 +462,13 @@ def _summarise(
     }
 
 
-def _describe(found: Mapping[str, Any]) -> list[str]:
+def _describe(summary: Mapping[str, Any]) -> list[str]:
     """The summary in sentences, what matters most first."""
-    outputs = found["outputs"]
-    pairs = [" × ".join(term) for term in found["interactions"]]
-    where = "Held-out R²" if found["held_out"] else "R² on the calibration rows"
+    outputs = summary["outputs"]
+    pairs = [" × ".join(term) for term in summary["interactions"]]
+    where = "Held-out R²" if summary["held_out"] else "R² on the calibration rows"
     lines = [f"{where}: {_shares(outputs, 'explained')}."]
-    if any(abs((one["inside"] or 0) - (one["explained"] or 0)) > 5e-4 for one in outputs):
+    if any(abs((entry["inside"] or 0) - (entry["explained"] or 0)) > 5e-4 for entry in outputs):
         lines.append(f"Inside the range fitted on: {_shares(outputs, 'inside')}.")
     if "neighbourhoods" in outputs[0]:
         lines.append(
@@ -421,24 +477,24 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
 
     if "explained_here" in outputs[0]:
         lines.append(f"R² on the rows explained: {_shares(outputs, 'explained_here')}.")
-    ridges = sorted({f"{one['ridge']:.3g}" for one in outputs}, key=float)
+    ridges = sorted({f"{entry['ridge']:.3g}" for entry in outputs}, key=float)
     lines.append(
-        f"{count(found['rows'], 'row')}, {count(len(found['features']), 'feature')}, "
+        f"{count(summary['rows'], 'row')}, {count(len(summary['features']), 'feature')}, "
         f"{count(len(pairs), 'interaction')} kept, {count(len(outputs), 'output')}; "
         f"ridge {' to '.join(dict.fromkeys((ridges[0], ridges[-1])))}."
     )
-    if found["predicts"]:
-        lines.append(_describe_score(found["predicts"]))
+    if summary["predicts"]:
+        lines.append(_describe_score(summary["predicts"]))
     lines.append(
         "Strongest: "
-        + _list([f"{o['feature']} ({o['importance']:.3g})" for o in found["strongest"]])
+        + _list([f"{o['feature']} ({o['importance']:.3g})" for o in summary["strongest"]])
         + "."
     )
     lines += [f"Interactions: {_list(pairs)}."] if pairs else []
-    lines += [f"Not used: {', '.join(found['not_used'])}."] if found["not_used"] else []
+    lines += [f"Not used: {', '.join(summary['not_used'])}."] if summary["not_used"] else []
     lines += [
-        ": ".join(filter(None, (one["severity"], one["subject"], one["message"])))
-        for one in found["health"]
+        ": ".join(filter(None, (entry["severity"], entry["subject"], entry["message"])))
+        for entry in summary["health"]
     ]
     return lines
 
@@ -446,10 +502,11 @@ def _describe(found: Mapping[str, Any]) -> list[str]:
 def _shares(outputs: Sequence[Mapping[str, Any]], what: str) -> str:
     """A share per output, the worst first."""
     known = sorted(
-        (one for one in outputs if one[what] is not None), key=lambda one: float(one[what])
+        (output for output in outputs if output[what] is not None),
+        key=lambda output: float(output[what]),
     )
     return (
-        _list([f"{one[what]:.3f} ({one['name']})" for one in known])
+        _list([f"{output[what]:.3f} ({output['name']})" for output in known])
         or "not known, for no output varies"
     )
 

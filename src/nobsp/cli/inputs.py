@@ -60,23 +60,23 @@ class Loaded:
 
 def load_model(options: ModelOptions) -> Loaded:
     """Finds the model of --model."""
-    given = options.model
+    model_name = options.model
     weights = options.weights
     trust_pickle = options.trust_pickle
-    path = Path(given)
+    path = Path(model_name)
     if path.is_file():
         if weights is not None:
             raise UsageError(
                 "--weights goes with a factory, --model package.module:factory; a file has its own."
             )
         return _from_file(path, trust_pickle=trust_pickle)
-    match = _FACTORY.fullmatch(given)
+    match = _FACTORY.fullmatch(model_name)
     if match is not None:
         return _from_factory(
-            given, match["module"], match["name"], weights, trust_pickle=trust_pickle
+            model_name, match["module"], match["name"], weights, trust_pickle=trust_pickle
         )
     require_path(path, "--model")
-    raise UsageError(f"--model {given} is a folder; name a file, or package.module:factory.")
+    raise UsageError(f"--model {model_name} is a folder; name a file, or package.module:factory.")
 
 
 def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
@@ -148,36 +148,38 @@ def _load_torch(path: Path, *, trusted: bool = False) -> Any:
 
 
 def _from_factory(
-    given: str, module: str, name: str, weights: Path | None, *, trust_pickle: bool
+    model_name: str, module: str, name: str, weights: Path | None, *, trust_pickle: bool
 ) -> Loaded:
     import torch
 
-    made: Any = _import_module(given, module)
+    value: Any = _import_module(model_name, module)
     for part in name.split("."):
-        if not hasattr(made, part):
-            known = [entry for entry in dir(made) if not entry.startswith("_")]
-            raise UsageError(f"--model {given}: {module} has no {part!r}; {suggest(part, known)}")
-        made = getattr(made, part)
-    is_model = isinstance(made, torch.nn.Module) or (
-        hasattr(made, "get_params") and not isinstance(made, type)
+        if not hasattr(value, part):
+            known = [entry for entry in dir(value) if not entry.startswith("_")]
+            raise UsageError(
+                f"--model {model_name}: {module} has no {part!r}; {suggest(part, known)}"
+            )
+        value = getattr(value, part)
+    is_model = isinstance(value, torch.nn.Module) or (
+        hasattr(value, "get_params") and not isinstance(value, type)
     )
-    if callable(made) and not is_model:
-        made = made()
+    if callable(value) and not is_model:
+        value = value()
     if weights is not None:
-        _load_weights(made, weights, trust_pickle=trust_pickle)
-    return _as_loaded(name.rpartition(".")[2], "factory", made)
+        _load_weights(value, weights, trust_pickle=trust_pickle)
+    return _as_loaded(name.rpartition(".")[2], "factory", value)
 
 
-def _import_module(given: str, module: str) -> Any:
+def _import_module(model_name: str, module: str) -> Any:
     """A module by its name, the current folder included, or a file of Python."""
     if module.endswith(".py"):
         path = Path(module)
         require_path(path, "--model")
         spec: Any = importlib.util.spec_from_file_location(path.stem, path)
-        found = importlib.util.module_from_spec(spec)
-        sys.modules.setdefault(path.stem, found)
-        spec.loader.exec_module(found)
-        return found
+        loaded = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, loaded)
+        spec.loader.exec_module(loaded)
+        return loaded
 
     here = os.getcwd()
     if here not in sys.path:
@@ -190,7 +192,7 @@ def _import_module(given: str, module: str) -> Any:
         ):
             raise  # it is there, and needs something that is not
         raise UsageError(
-            f"--model {given}: there is no module {missing.name!r} here or installed."
+            f"--model {model_name}: there is no module {missing.name!r} here or installed."
         ) from missing
 
 
@@ -439,11 +441,11 @@ class Pictures:
         import torch
 
         pixels = [self._pixels(self.paths[position]) for position in positions]
-        shapes = sorted({one.shape[:2] for one in pixels})
+        shapes = sorted({picture.shape[:2] for picture in pixels})
         if len(shapes) > 1:
-            found = " and ".join(f"{height}×{width}" for height, width in shapes[:2])
+            examples = " and ".join(f"{height}×{width}" for height, width in shapes[:2])
             raise UsageError(
-                f"the images of {self.folder} have different sizes, such as {found}; resize with --size."
+                f"the images of {self.folder} have different sizes, such as {examples}; resize with --size."
             )
         stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 255.0
         mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (self.mean, self.std))
@@ -492,7 +494,7 @@ class Pictures:
             resize = (
                 picture.resize
                 if self.squash
-                else lambda size, how: ImageOps.fit(picture, size, how)
+                else lambda size, resample: ImageOps.fit(picture, size, resample)
             )
             picture = resize((width, height), Image.Resampling.BILINEAR)
         pixels = np.asarray(picture, dtype=np.uint8)
@@ -505,19 +507,19 @@ def find_pictures(folder: Path, options: ImageOptions, *, option: str, batch_siz
     if importlib.util.find_spec("PIL") is None:
         raise ImportError("reading images needs Pillow: pip install pillow.")
     walked = os.walk(folder)
-    found = sorted(
+    paths = sorted(
         Path(home, name)
         for home, _, names in walked
         for name in names
         if name.lower().endswith(_SUFFIXES)
     )
-    if not found:
+    if not paths:
         raise UsageError(
             f"{option} {folder} holds no images ({', '.join(suffix[1:] for suffix in _SUFFIXES)})."
         )
-    broken = tuple(path for path in found if options.skip_broken and not _is_readable(path))
-    found = [path for path in found if path not in broken]
-    if not found:
+    broken = tuple(path for path in paths if options.skip_broken and not _is_readable(path))
+    paths = [path for path in paths if path not in broken]
+    if not paths:
         raise UsageError(f"{option} {folder} holds only files that cannot be read as images.")
 
     size = options.size
@@ -525,12 +527,12 @@ def find_pictures(folder: Path, options: ImageOptions, *, option: str, batch_siz
         raise UsageError(
             f"--size takes a side, or height and width, in pixels; found {' '.join(map(str, size))}."
         )
-    inside = [path.relative_to(folder).parts for path in found]
+    inside = [path.relative_to(folder).parts for path in paths]
     labels = tuple(parts[0] if len(parts) > 1 else None for parts in inside)
     classes = tuple(sorted({label for label in labels if label is not None}))
     shape = None if size is None else (size[0], size[-1])
     preparation = (shape, options.fit == "squash", *_normalisation(options))
-    pictures = Pictures(folder, tuple(found), labels, classes, *preparation, batch_size)
+    pictures = Pictures(folder, tuple(paths), labels, classes, *preparation, batch_size)
     pictures = replace(pictures, broken=broken)
     limited = option == "--images" and options.limit is not None
     return pictures.chosen(range(min(options.limit or 0, len(pictures)))) if limited else pictures
@@ -556,9 +558,9 @@ def _normalisation(options: ImageOptions) -> tuple[tuple[float, ...], tuple[floa
     std = options.std or _PRESETS[named][1]
     for option, numbers in (("--mean", mean), ("--std", std)):
         if len(numbers) not in (1, channels):
-            found = f"found {len(numbers)} (imagenet has three channels)"
+            complaint = f"found {len(numbers)} (imagenet has three channels)"
             raise UsageError(
-                f"{option} takes one number, or one for each of the {channels} channels; {found}."
+                f"{option} takes one number, or one for each of the {channels} channels; {complaint}."
             )
     if min(std) <= 0:
         raise UsageError(f"--std must be above zero, found {min(std):g}.")

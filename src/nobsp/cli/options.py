@@ -113,7 +113,8 @@ def require_path(path: Path, option: str, *, folder: bool = False) -> None:
     if path.is_dir() if folder else path.exists():
         return
     hint = suggest(
-        path.name, [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        path.name,
+        [sibling.name for sibling in path.parent.iterdir()] if path.parent.is_dir() else [],
     )
     hint = f"; {hint}" if "did you" in hint else "."
     raise UsageError(f"{option} {path}: there is no such {'folder' if folder else 'file'}{hint}")
@@ -257,13 +258,13 @@ def write_folder(folder: Path, names: Sequence[str], *, force: bool) -> Iterator
             draft.rename(folder)
             return
 
-        for made in sorted(
+        for written in sorted(
             draft.iterdir()
         ):  # each file, or folder of files, takes its place by one rename
-            target = folder / made.name
+            target = folder / written.name
             if target.is_dir() and not target.is_symlink():
-                target.rename(draft / f"{made.name}.old")
-            made.replace(target)
+                target.rename(draft / f"{written.name}.old")
+            written.replace(target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
         for parent in missing:
@@ -271,14 +272,14 @@ def write_folder(folder: Path, names: Sequence[str], *, force: bool) -> Iterator
                 parent.rmdir()
 
 
-def split_names(given: Sequence[str] | None, known: Sequence[str] = ()) -> list[str] | None:
+def split_names(words: Sequence[str] | None, known: Sequence[str] = ()) -> list[str] | None:
     """Names from the command line: several words, or one with commas between."""
-    if given is None:
+    if words is None:
         return None
-    found = [
-        name for word in given for name in ([word] if word in known else word.split(",")) if name
+    names = [
+        name for word in words for name in ([word] if word in known else word.split(",")) if name
     ]
-    for name in found:
-        if found.count(name) > 1:
+    for name in names:
+        if names.count(name) > 1:
             raise UsageError(f"{name!r} is named twice.")
-    return found
+    return names

@@ -194,7 +194,7 @@ def _take_margins_out(
 
 def _copy_margin(pure: Tensor, places: Sequence[Tensor], side: int, drawn: Tensor) -> Tensor:
     """Per copy, a grid along one side, averaged over the background rows that the copy drew."""
-    others = [place for other, place in enumerate(places) if other != side]
+    others = [share for other, share in enumerate(places) if other != side]
     grids = pure.movedim(side + 1, 1)
     if len(others) == 1:
         return torch.einsum("cijo,cj->cio", grids, drawn @ others[0])

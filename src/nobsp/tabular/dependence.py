@@ -192,8 +192,8 @@ def _columns_of(domains: Sequence[Domain], sample: Sample) -> list[_Column]:
     for feature, domain in enumerate(domains):
         if isinstance(domain.levels, LevelAxis):
             places = chunk.places(domain.levels)[0]
-            for place, label in enumerate(domain.feature.labels[: len(domain.levels)]):
-                add_level(feature, str(label), places == place)
+            for level_number, label in enumerate(domain.feature.labels[: len(domain.levels)]):
+                add_level(feature, str(label), places == level_number)
         elif domain.span is not None:
             values = chunk.numbers(domain.feature.columns[0]).astype(np.float64)
             known = np.isfinite(values)

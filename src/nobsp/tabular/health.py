@@ -339,8 +339,8 @@ def _normal_scores(x: FloatArray) -> tuple[FloatArray, FloatArray]:
     shares[-1] = 1 - shares[0]
     quantiles = np.quantile(x, np.linspace(0, 1, _QUANTILES))
     normal = np.array([NormalDist().inv_cdf(share) for share in shares])
-    known, place = np.unique(quantiles, return_inverse=True)
-    return known, np.bincount(place, normal) / np.bincount(place)
+    known, position = np.unique(quantiles, return_inverse=True)
+    return known, np.bincount(position, normal) / np.bincount(position)
 
 
 def _scores(

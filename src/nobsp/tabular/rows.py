@@ -538,7 +538,7 @@ def _take_column(X: Any, name: str, *, model: Any, features: Any) -> tuple[Any, 
     values = np.asarray(frame[:, position].to_numpy())
     if name in _columns_of_model(model, features):
         return X, values
-    others = [place for place in range(len(columns)) if place != position]
+    others = [column for column in range(len(columns)) if column != position]
     return frame[:, others].to_native(), values
 
 

@@ -195,8 +195,8 @@ class NObSPCam(Explainer):
                 else names_of("output_names", self.output_names)
             )
             if len(names) != feature_map.outputs:
-                found = f"{len(names)} names but the model has {feature_map.outputs} classes"
-                raise ValueError(f"output_names has {found}.")
+                mismatch = f"{len(names)} names but the model has {feature_map.outputs} classes"
+                raise ValueError(f"output_names has {mismatch}.")
 
             if run.size > 1 or run.checkpoint is not None:
                 options = repr((feature_map.described(), self.coefficients, ridge, names))
@@ -241,20 +241,22 @@ class NObSPCam(Explainer):
                 "a calibration saved without its moments cannot be merged; save with mergeable=True."
             )
 
-        one, two = ((fit.found, fit.fingerprint, type(fit.calibration)) for fit in (mine, theirs))
-        if one != two:
+        own_key, other_key = (
+            (fit.found, fit.fingerprint, type(fit.calibration)) for fit in (mine, theirs)
+        )
+        if own_key != other_key:
             raise ValueError(
                 "the two calibrations are of different models, layers or kinds of coefficients."
             )
 
         calibration: Calibration = mine.calibration.merge(theirs.calibration)  # type: ignore[arg-type]  # same kind
-        found = mine.feature_map.on_device(self.device)
+        feature_map = mine.feature_map.on_device(self.device)
         ridge = self._checked_ridge()
-        account = calibration.solve(found, ridge, mine.probe, self.points)
-        both = dataclasses.replace(
+        account = calibration.solve(feature_map, ridge, mine.probe, self.points)
+        merged = dataclasses.replace(
             mine, account=account, calibration=calibration, rows=calibration.rows
         )
-        self._fit = both.of(mine.feature_map, mine.probe)
+        self._fit = merged.of(mine.feature_map, mine.probe)
         return self
 
     def _checked_ridge(self) -> Ridge:
@@ -341,10 +343,12 @@ class NObSPCam(Explainer):
                 is pooled by its maximum, or for a layer further down.
         """
         targets = self._one_target(target)
-        found = self._fitted.feature_map
-        if not found.direct or found.pooling not in ("mean", "flatten"):
+        feature_map = self._fitted.feature_map
+        if not feature_map.direct or feature_map.pooling not in ("mean", "flatten"):
             why = "layers come between, or a maximum; use cam(images).account"
-            raise ValueError(f"the logits are no sum over the locations of {found.layer!r}: {why}.")
+            raise ValueError(
+                f"the logits are no sum over the locations of {feature_map.layer!r}: {why}."
+            )
 
         def remove(feature_map: FeatureMap, view: ForwardPass, own: Tensor) -> tuple[Tensor, ...]:
             return (
@@ -356,7 +360,7 @@ class NObSPCam(Explainer):
         order, probability, own = (
             torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)
         )
-        return Removal(order, probability, own, self._fitted.output_names, found.layer)
+        return Removal(order, probability, own, self._fitted.output_names, feature_map.layer)
 
     @in_ordinary_modes
     def thorough(
@@ -408,9 +412,9 @@ class NObSPCam(Explainer):
 
         parts = self._each(images, targets, remove, progress=progress)
         account, lost, own = (torch.cat(part) for part in zip(*parts, strict=True))
-        both = (standardise(account) + standardise(lost)).numpy()
+        combined = (standardise(account) + standardise(lost)).numpy()
         return ThoroughMaps(
-            both, account.numpy(), lost.numpy(), 1 + count, own.numpy(), fitted.output_names
+            combined, account.numpy(), lost.numpy(), 1 + count, own.numpy(), fitted.output_names
         )
 
     def _one_target(self, target: Any) -> Targets:
@@ -572,30 +576,32 @@ class NObSPCam(Explainer):
                 "mergeable: this explainer was loaded from a file without what merge needs; pass False."
             )
 
-        kept = fitted.calibration if mergeable else None
+        mergeable_part = fitted.calibration if mergeable else None
         account = fitted.account.cast(torch.float32)
         # What makes the same explainer around the same model: its parameters, and what its images are like.
-        found = fitted.feature_map
-        inside = found.inside
+        feature_map = fitted.feature_map
+        inside = feature_map.inside
         init = self._options() | {
-            "layer": None if self.layer is None else found.place.name.removeprefix(inside),
+            "layer": None if self.layer is None else feature_map.place.name.removeprefix(inside),
             "head": None
-            if self.head is None or found.head is None
-            else found.head.name.removeprefix(inside),
+            if self.head is None or feature_map.head is None
+            else feature_map.head.name.removeprefix(inside),
             "output": None,
             "output_names": None if self.output_names is None else list(self.output_names_),
             "device": None if self.device is None else str(self.device),
             "batch_size": int(self.batch_size),
         }
-        wrapped = found.module if isinstance(found.module, OneTensorModel) else None
+        wrapped = feature_map.module if isinstance(feature_map.module, OneTensorModel) else None
         options = {
             "init": init,
-            "images": (found.image_shape, found.text, found.keys),
+            "images": (feature_map.image_shape, feature_map.text, feature_map.keys),
             "pixels": "" if wrapped is None else wrapped.pixels,
             "fixed": {} if wrapped is None else wrapped.fixed_inputs(),
             "has_output": self.output is not None,
         }
-        stored = dataclasses.replace(fitted, options=options, account=account, calibration=kept)
+        stored = dataclasses.replace(
+            fitted, options=options, account=account, calibration=mergeable_part
+        )
         serialization.save(path, stored, kind=KIND, version=VERSION)
 
     @classmethod
@@ -645,15 +651,15 @@ class NObSPCam(Explainer):
                 f"{str(failure).splitlines()[0] if str(failure) else type(failure).__name__}"
             ) from failure
 
-        found = feature_map.described()
-        same_outputs = found["outputs"] == known.get("outputs")
+        described = feature_map.described()
+        same_outputs = described["outputs"] == known.get("outputs")
         if feature_map.fingerprint() != stored.fingerprint or not same_outputs:
             raise ValueError(
                 "model is not the one this explainer was calibrated on; its weights differ."
             )
 
-        if found != known:
-            different = [name for name in known if found.get(name) != known[name]]
+        if described != known:
+            different = [name for name in known if described.get(name) != known[name]]
             raise ValueError(
                 f"the model's map is not where it was when this explainer was calibrated: {different}."
             )
@@ -788,7 +794,10 @@ def _add_images(
 def _state_of(module: nn.Module) -> tuple[Any, ...]:
     """Where the model's tensors are and how often each was written to: cheap, and equal only for the same weights."""
     tensors = (*module.parameters(), *module.buffers())
-    return tuple((one.data_ptr(), None if one.is_inference() else one._version) for one in tensors)
+    return tuple(
+        (tensor.data_ptr(), None if tensor.is_inference() else tensor._version)
+        for tensor in tensors
+    )
 
 
 def explain_images(

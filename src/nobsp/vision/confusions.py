@@ -46,7 +46,7 @@ class Confusions:
         """The maps of all examples, pair after pair: why the predicted class and not the true one."""
         if not self.pairs:
             raise ValueError("there are no pairs: no image was taken for another class.")
-        parts = [one.maps for one in self.pairs]
+        parts = [pair.maps for pair in self.pairs]
         first = self.pairs[0].maps
         names = [
             name
@@ -61,18 +61,18 @@ class Confusions:
     @property
     def images(self) -> Tensor:
         """The examples, as `maps` has them."""
-        return torch.cat([one.images for one in self.pairs]) if self.pairs else torch.empty(0)
+        return torch.cat([pair.images for pair in self.pairs]) if self.pairs else torch.empty(0)
 
     @property
     def labels(self) -> list[str]:
         """What the examples truly are."""
-        return [one.truth for one in self.pairs for _ in one.images]
+        return [pair.truth for pair in self.pairs for _ in pair.images]
 
     def __repr__(self) -> str:
         wrong = int(self.matrix.sum() - self.matrix.trace())
         lines = [f"Confusions({wrong} of {int(self.matrix.sum())} images, {len(self.pairs)} pairs)"]
         lines += [
-            f"  {one.count} × {one.truth} taken for {one.predicted}" for one in self.pairs[:10]
+            f"  {pair.count} × {pair.truth} taken for {pair.predicted}" for pair in self.pairs[:10]
         ]
         return "\n".join(lines)
 
@@ -90,13 +90,13 @@ class Confusions:
         of_class = dict(zip(self.output_names, self.matrix.sum(1), strict=True))
         rows = [
             (
-                one.truth,
-                one.predicted,
-                one.count,
-                one.count / of_class[one.truth],
-                tuple(one.channels[:3].tolist()),
+                pair.truth,
+                pair.predicted,
+                pair.count,
+                pair.count / of_class[pair.truth],
+                tuple(pair.channels[:3].tolist()),
             )
-            for one in self.pairs
+            for pair in self.pairs
         ]
         return pd.DataFrame(rows, columns=["truth", "predicted", "count", "share", "channels"])
 
@@ -134,24 +134,26 @@ def confusions(
 
     matrix = np.zeros((len(names), len(names)), dtype=np.int64)
     confused: dict[tuple[int, int], list[int]] = {}
-    kept: dict[int, Tensor] = {}
+    examples_by_position: dict[int, Tensor] = {}
     seen = 0
-    for batch, given in _batches(images, labels, cam.batch_size):
+    for batch, batch_labels in _batches(images, labels, cam.batch_size):
         logits = torch.cat(
             [part.logits for part in cam._read_evidence(batch, wanted="none", progress=False)]
         )
         try:
-            given = given.cpu() if isinstance(given, Tensor) else np.asarray(given)
+            batch_labels = (
+                batch_labels.cpu() if isinstance(batch_labels, Tensor) else np.asarray(batch_labels)
+            )
         except ValueError as ragged:
             raise ValueError("labels must hold one class per image, not lists of them.") from ragged
 
-        if given.ndim != 1:
+        if batch_labels.ndim != 1:
             raise ValueError(
-                f"labels must hold one class per image, found the shape {tuple(given.shape)}."
+                f"labels must hold one class per image, found the shape {tuple(batch_labels.shape)}."
             )
 
         try:
-            targets = cam._targets(given, None, "logit")
+            targets = cam._targets(batch_labels, None, "logit")
             targets.require(len(batch))
             truth = targets.choose(logits, 0)[:, 0]
         except (TypeError, ValueError) as failure:
@@ -162,20 +164,20 @@ def confusions(
             if pair[0] != pair[1]:
                 confused.setdefault(pair, []).append(seen + row)
                 if len(confused[pair]) <= examples:
-                    kept[seen + row] = batch[row].clone()
+                    examples_by_position[seen + row] = batch[row].clone()
 
         seen += len(batch)
 
-    found = []
-    for (true, said), places in sorted(confused.items(), key=lambda one: -len(one[1]))[:pairs]:
-        shown = torch.stack([kept[place] for place in places[:examples]])
+    confused_pairs = []
+    for (true, said), places in sorted(confused.items(), key=lambda item: -len(item[1]))[:pairs]:
+        shown = torch.stack([examples_by_position[position] for position in places[:examples]])
         maps = cam(shown, said, against=true)
         mean = maps.contributions.mean(0)
         order = np.argsort(-mean)
         about = (np.array(places), shown, maps, order, mean[order])
-        found.append(Confusion(names[true], names[said], len(places), *about))
+        confused_pairs.append(Confusion(names[true], names[said], len(places), *about))
 
-    return Confusions(tuple(found), matrix, names)
+    return Confusions(tuple(confused_pairs), matrix, names)
 
 
 def _batches(images: Any, labels: Any, batch_size: int) -> Iterator[tuple[Tensor, Any]]:
@@ -183,12 +185,12 @@ def _batches(images: Any, labels: Any, batch_size: int) -> Iterator[tuple[Tensor
     if labels is None:
         if isinstance(images, type) or not isinstance(images, Iterable):
             raise TypeError(f"images must be batches of images and labels, found {quote(images)}.")
-        for given in images:
-            if not isinstance(given, tuple | list) or len(given) < 2:
+        for batch in images:
+            if not isinstance(batch, tuple | list) or len(batch) < 2:
                 raise ValueError(
                     "labels is None, so images must be batches of images and labels; pass labels."
                 )
-            yield next(iter(images_of([given[0]], batch_size=len(given[0])))), given[1]
+            yield next(iter(images_of([batch[0]], batch_size=len(batch[0])))), batch[1]
         return
 
     single = isinstance(labels, str | bytes | type | Mapping)

@@ -260,17 +260,22 @@ class FeatureMap:
 
     def described(self) -> dict[str, Any]:
         """Everything that must be the same for a calibration to apply, as JSON can hold it."""
-        place = self.place
+        position = self.place
         grid = self.grid
-        found = {"layer": place.name, "call": place.call, "side": place.side, "layout": grid.layout}
-        found |= {
+        description = {
+            "layer": position.name,
+            "call": position.call,
+            "side": position.side,
+            "layout": grid.layout,
+        }
+        description |= {
             "prefix": grid.prefix,
             "relu": self.relu,
             "pooling": self.pooling,
             "reach": self.reach,
         }
         head = None if self.head is None else self.head.name
-        return found | {"head": head, "channels": self.channels, "outputs": self.outputs}
+        return description | {"head": head, "channels": self.channels, "outputs": self.outputs}
 
     def fingerprint(self) -> str:
         """SHA-256 over the model's state and the name of its head."""
@@ -445,8 +450,8 @@ class FeatureMap:
                 carrier = carrier.expand(rows, *carrier.shape[1:]) if self.fixed_batch else carrier
                 # The model is seen to run on the carrier; behind the map it runs on all rows.
                 count_rows(rows - len(carrier))
-                found: Tensor = catch(lambda: observe(self._ready(carrier), rows), put_in)[0]
-                return found
+                answers: Tensor = catch(lambda: observe(self._ready(carrier), rows), put_in)[0]
+                return answers
 
             yield tail
 
@@ -493,9 +498,9 @@ class FeatureMap:
         if self.readout is None:
             yield lambda x, rows: exact(next(iter(tensors_in(run(x)).values()))).reshape(rows, -1)
             return
-        made = self.readout.logits if head else exact
+        finish = self.readout.logits if head else exact
         with self.readout.listening(run) as heard:
-            yield lambda x, rows: made(heard(lambda: run(x), rows))
+            yield lambda x, rows: finish(heard(lambda: run(x), rows))
 
     def _ready(self, images: Tensor) -> Tensor:
         if self.readout is not None:

@@ -278,11 +278,16 @@ class _Search:
 
     def best(self, seen: list[_Seen]) -> FeatureMap | None:
         """The last map that is pooled into the head: a module's own output before something derived from it."""
-        hits = [(one, pooling) for one in seen for pooling in one.poolings]
+        hits = [(tensor, pooling) for tensor in seen for pooling in tensor.poolings]
 
         def rank(hit: tuple[Any, Any]) -> tuple[bool, bool, int, int]:
-            place, pooling = hit
-            return place.side == "output", not place.relu, place.order, -POOLINGS.index(pooling)
+            seen_at, pooling = hit
+            return (
+                seen_at.side == "output",
+                not seen_at.relu,
+                seen_at.order,
+                -POOLINGS.index(pooling),
+            )
 
         return self.feature_map(*max(hits, key=rank), "head") if hits else None
 
@@ -290,18 +295,18 @@ class _Search:
         self, seen: _Seen, pooling: Pooling, reach: Reach, *, fixed_batch: bool = False
     ) -> FeatureMap:
         calls = self.counts[seen.name]
-        place = Place(
+        position = Place(
             seen.name, seen.module, -1 if seen.call == calls - 1 else seen.call, seen.side, calls
         )
-        found = dataclasses.replace(
-            self.about, place=place, grid=seen.grid, relu=seen.relu, shape=seen.shape
+        described = dataclasses.replace(
+            self.about, place=position, grid=seen.grid, relu=seen.relu, shape=seen.shape
         )
-        head = found.head
+        head = described.head
         if head is None and reach == "head":
-            eye = torch.eye(found.outputs, dtype=torch.float64)
-            head = Head(eye, eye.new_zeros(found.outputs), name=seen.name)
+            eye = torch.eye(described.outputs, dtype=torch.float64)
+            head = Head(eye, eye.new_zeros(described.outputs), name=seen.name)
         return dataclasses.replace(
-            found,
+            described,
             channels=seen.channels,
             pooling=pooling,
             reach=reach,
@@ -309,18 +314,18 @@ class _Search:
             head=head,
         )
 
-    def ready(self, found: FeatureMap) -> FeatureMap:
+    def ready(self, feature_map: FeatureMap) -> FeatureMap:
         """The same, noting whether the tensor has other values at the end of a pass than when it was made."""
-        place = dataclasses.replace(found.place, overwritten=True)
+        copied_place = dataclasses.replace(feature_map.place, overwritten=True)
         x = self.about.carrier.clone()
         with (
             evaluation_mode(self.about.module) as run,
-            catching(run, found.place) as live,
-            catching(run, place) as copied,
+            catching(run, feature_map.place) as live,
+            catching(run, copied_place) as copied,
         ):
             (_, before), after = live(lambda: copied(lambda: run(x)))
             overwritten = not torch.equal(before, after)
-        return dataclasses.replace(found, place=place) if overwritten else found
+        return dataclasses.replace(feature_map, place=copied_place) if overwritten else feature_map
 
     def latest(self) -> Iterator[list[_Seen]]:
         """Every way to see each tensor, from the last tensor back; first as a module's output, then as an input."""
@@ -330,10 +335,10 @@ class _Search:
                 # Of outputs the outermost module's, of inputs too: that ends last, or begins first.
                 key = (False, -seen.order) if seen.side == "output" else (True, seen.order)
                 tensors.setdefault(id(seen.raw), {}).setdefault(key, []).append(seen)
-        last = {one: max(abs(order) for _, order in names) for one, names in tensors.items()}
-        for one in sorted(tensors, key=last.__getitem__, reverse=True):
-            for key in sorted(tensors[one])[:_NAMES]:
-                yield tensors[one][key]
+        last = {tensor: max(abs(order) for _, order in names) for tensor, names in tensors.items()}
+        for tensor in sorted(tensors, key=last.__getitem__, reverse=True):
+            for key in sorted(tensors[tensor])[:_NAMES]:
+                yield tensors[tensor][key]
 
     def behind(self, views: list[_Seen]) -> FeatureMap | str:
         """The map with all that follows as its tail; in words what is wrong, or "" where another path leads around it.
@@ -343,7 +348,12 @@ class _Search:
         """
         views = sorted(
             views,
-            key=lambda one: (one.relu, one.misfit(self.probe), one.grid.layout, one.grid.prefix),
+            key=lambda view: (
+                view.relu,
+                view.misfit(self.probe),
+                view.grid.layout,
+                view.grid.prefix,
+            ),
         )
         full = views[0]
         fixed = False
@@ -392,14 +402,14 @@ class _Search:
         """Another input, into whose pass a map of the probe is put."""
         return _other_tokens(self.probe) if trial.text else 0.5 * self.probe[:1].flip(-1)
 
-    def lighten(self, found: FeatureMap, units: Tensor) -> FeatureMap:
+    def lighten(self, feature_map: FeatureMap, units: Tensor) -> FeatureMap:
         """The same with the smallest image that does for running the layers before the map, whose result is unused."""
-        for step in (8, 4, 2) if not found.text else ():
-            thinned = (slice(None, None, step) for _ in found.image_shape[1:])
-            small = found.carrier[(slice(None), slice(None), *thinned)].clone()
-            if self.agrees(found, units, small):
-                return dataclasses.replace(found, carrier=small)
-        return found
+        for step in (8, 4, 2) if not feature_map.text else ():
+            thinned = (slice(None, None, step) for _ in feature_map.image_shape[1:])
+            small = feature_map.carrier[(slice(None), slice(None), *thinned)].clone()
+            if self.agrees(feature_map, units, small):
+                return dataclasses.replace(feature_map, carrier=small)
+        return feature_map
 
     def agrees(self, trial: FeatureMap, units: Tensor, other: Tensor | None = None) -> bool | None:
         """Whether units of the probe, put into a pass over another image, give its logits; None for an error."""
@@ -408,14 +418,14 @@ class _Search:
         every = torch.arange(len(units), device=self.about.device)
         try:
             with dataclasses.replace(trial, carrier=other).behind(other) as tail, torch.no_grad():
-                found = tail(units.to(self.about.device), every).detach().to("cpu", torch.float64)
+                answers = tail(units.to(self.about.device), every).detach().to("cpu", torch.float64)
         except Exception:  # noqa: BLE001 - whatever a model does with an image of another size
             return None
         expected = self.logits
         scale = self.logits.abs().amax(1, keepdim=True)
         tolerance = min(256 * torch.finfo(self.about.dtype).eps, 0.05)
-        return found.shape == expected.shape and bool(
-            ((found - expected).abs() <= tolerance * scale).all()
+        return answers.shape == expected.shape and bool(
+            ((answers - expected).abs() <= tolerance * scale).all()
         )
 
 
@@ -428,31 +438,31 @@ def _observe(
     images = x.detach().clone()
     space = space_of(x)
     order = 0
-    kept: deque[list[_Seen]] = deque()
+    recent: deque[list[_Seen]] = deque()
     time_axis = TimeAxis()
     is_sequence = len(space) == 1 and images.is_floating_point()
 
     parts = {plain(name): part for name, part in module.named_modules()}
 
-    def note(side: Side, name: str, _: nn.Module, found: Any) -> None:
+    def note(side: Side, name: str, _: nn.Module, passing: Any) -> None:
         nonlocal order
         if (
-            not isinstance(found, Tensor)
-            or not found.is_floating_point()
-            or found.ndim not in (3, len(space) + 2)
+            not isinstance(passing, Tensor)
+            or not passing.is_floating_point()
+            or passing.ndim not in (3, len(space) + 2)
         ):
             return
 
-        if found.shape[0] != len(images):
+        if passing.shape[0] != len(images):
             return
 
         # Pixels are no map of their own unless they are asked for; time steps are.
-        is_input = found.shape == images.shape and torch.equal(found, images)
+        is_input = passing.shape == images.shape and torch.equal(passing, images)
         if is_input and not is_sequence and parts[name] is not keep:
             return
 
         order += 1
-        found = found.detach()
+        passing = passing.detach()
         about = {
             "order": order,
             "name": name,
@@ -460,38 +470,38 @@ def _observe(
             "call": counts[name] - 1,
             "side": side,
         }
-        views = list(_views(about, found, space, makes, text=not images.is_floating_point()))
+        views = list(_views(about, passing, space, makes, text=not images.is_floating_point()))
         if views:
             # A copy, since the model may write into it, and one for all modules it passes; older ones are let go.
             same = (
                 group[0].raw
-                for group in kept
-                if group[0].raw is not None and torch.equal(group[0].raw, found)
+                for group in recent
+                if group[0].raw is not None and torch.equal(group[0].raw, passing)
             )
             raw = next(same, None)
-            raw = found.clone() if raw is None else raw
-            kept.append(views)
+            raw = passing.clone() if raw is None else raw
+            recent.append(views)
             for view in views:
                 view.raw = raw
-            while len(kept) > _LATEST:
-                for view in kept.popleft():
+            while len(recent) > _LATEST:
+                for view in recent.popleft():
                     held = view.module is keep or view.order <= _EARLIEST
                     view.raw = view.raw if held else None
 
         seen.extend(views)
 
-    def before(name: str, part: nn.Module, found: Any) -> None:
+    def before(name: str, part: nn.Module, passing: Any) -> None:
         counts[name] += 1
         if is_sequence:
-            time_axis.note(part, found)
-        note("input", name, part, found)
+            time_axis.note(part, passing)
+        note("input", name, part, passing)
 
     with (
         evaluation_mode(module) as run,
-        hooked(run, parts, "input", before) as one,
+        hooked(run, parts, "input", before) as inputs_seen,
         hooked(run, parts, "output", partial(note, "output")) as other,
     ):
-        one.on = other.on = True
+        inputs_seen.on = other.on = True
         run(x.clone())
     if is_sequence:
         for view in seen:
@@ -502,20 +512,24 @@ def _observe(
 
 def _views(
     about: dict[str, Any],
-    found: Tensor,
+    passing: Tensor,
     space: Space,
     makes: Callable[[Tensor, Pooling], bool],
     *,
     text: bool,
 ) -> Iterator[_Seen]:
-    signed = bool((found < 0).any())
+    signed = bool((passing < 0).any())
     # Of a text, every token has its place.
-    for grid in grids_of(found, space, prefixes=1) if text else grids_of(found, space):
-        maps = grid.maps(found, space)
+    for grid in grids_of(passing, space, prefixes=1) if text else grids_of(passing, space):
+        maps = grid.maps(passing, space)
         first = grid.layout == "first"
         for relu in (False, True) if signed else (False,):
             used = maps.clamp_min(0.0) if relu else maps
-            poolings = [one for one in POOLINGS if makes(used, one) and (one != "flatten" or first)]
+            poolings = [
+                pooling
+                for pooling in POOLINGS
+                if makes(used, pooling) and (pooling != "flatten" or first)
+            ]
             shape = tuple(maps.shape[2:])
             yield _Seen(
                 **about,
@@ -535,10 +549,13 @@ def _makes(z: Tensor, eps: float, maps: Tensor, pooling: Pooling) -> bool:
         z.any()
     ):
         return False
-    made = pooled(maps.double(), pooling).cpu()
+    pooled_map = pooled(maps.double(), pooling).cpu()
     sizes = pooled(maps.double().abs(), "flatten" if whole else "mean")
     return bool(
-        ((made - z).abs() <= 8 * eps * (z.abs() + sizes.cpu().repeat(1, len(parts))) + 1e-300).all()
+        (
+            (pooled_map - z).abs()
+            <= 8 * eps * (z.abs() + sizes.cpu().repeat(1, len(parts))) + 1e-300
+        ).all()
     )
 
 

@@ -92,20 +92,22 @@ def read_images(run: Run, images: Any, *, batch_size: int) -> Images | DatasetIm
         )
 
     try:
-        found = images_of(images, batch_size=batch_size)
+        source = images_of(images, batch_size=batch_size)
     except NoRowsError:
         if run.size == 1:
             raise
-        found = Images(0, torch.empty(0), lambda: iter(()))
+        source = Images(0, torch.empty(0), lambda: iter(()))
 
     # A copy: what is sent would take all of a larger tensor along.
     firsts = [
-        one for one in run.gather(found.first[:PROBE_IMAGES].to("cpu", copy=True)) if len(one)
+        first
+        for first in run.gather(source.first[:PROBE_IMAGES].to("cpu", copy=True))
+        if len(first)
     ]
     if not firsts:
         raise ValueError(f"images is empty on all {run.size} ranks.")
 
-    return replace(found, first=firsts[0])
+    return replace(source, first=firsts[0])
 
 
 def _read_block(
@@ -154,11 +156,11 @@ def images_of(
             fixed=fixed,
         )
 
-    given, batches, _ = open_stream(images, argument)
-    begun = _batch(given, argument, 0)
+    first_batch, batches, _ = open_stream(images, argument)
+    begun = _batch(first_batch, argument, 0)
     if len(begun) == 0:
         raise ValueError(f"batch 0 of {argument} is empty.")
-    pixels, fixed = _other_inputs(given)
+    pixels, fixed = _other_inputs(first_batch)
 
     def read() -> Iterator[Tensor]:
         seen = 0
@@ -176,7 +178,7 @@ def images_of(
         rows=count_ahead(images),
         first=next(_pieces(begun, size, argument, 0)),
         _open=read,
-        keys=_keys(given),
+        keys=_keys(first_batch),
         pixels=pixels,
         fixed=fixed,
     )
@@ -204,43 +206,43 @@ def _as_people_have_them(images: Any, argument: str, image_shape: tuple[int, ...
     return images
 
 
-def _other_inputs(given: Any) -> tuple[str, dict[str, Tensor]]:
+def _other_inputs(batch: Any) -> tuple[str, dict[str, Tensor]]:
     """Keyword of the images where tokens come with them, and these tokens."""
-    if not isinstance(given, Mapping) or TOKENS[0] not in given:
+    if not isinstance(batch, Mapping) or TOKENS[0] not in batch:
         return "", {}
-    pixels = next((key for key in KEYS if key in given), None)
+    pixels = next((key for key in KEYS if key in batch), None)
     if pixels is None:
         return "", {}
-    return pixels, {key: torch.as_tensor(given[key]) for key in TOKENS if key in given}
+    return pixels, {key: torch.as_tensor(batch[key]) for key in TOKENS if key in batch}
 
 
-def _keys(given: Any) -> tuple[str, ...]:
+def _keys(batch: Any) -> tuple[str, ...]:
     """Keywords of a tokenizer's output that are handed on; none where there are pixels to explain."""
-    if not isinstance(given, Mapping) or TOKENS[0] not in given or _other_inputs(given)[0]:
+    if not isinstance(batch, Mapping) or TOKENS[0] not in batch or _other_inputs(batch)[0]:
         return ()
-    return tuple(key for key in TOKENS if key in given)
+    return tuple(key for key in TOKENS if key in batch)
 
 
-def _batch(given: Any, argument: str, number: int) -> Tensor:
+def _batch(batch: Any, argument: str, number: int) -> Tensor:
     where = f"batch {number} of {argument}"
-    if _keys(given):
+    if _keys(batch):
         return torch.stack(
-            [_checked(given[key], f"{key} of {where}").long() for key in _keys(given)], dim=1
+            [_checked(batch[key], f"{key} of {where}").long() for key in _keys(batch)], dim=1
         )
-    if isinstance(given, Mapping):
-        given = _images_in(given, where)
-    elif isinstance(given, tuple | list) and given:
-        given = given[0]
-    return _checked(given, where)
+    if isinstance(batch, Mapping):
+        batch = _images_in(batch, where)
+    elif isinstance(batch, tuple | list) and batch:
+        batch = batch[0]
+    return _checked(batch, where)
 
 
-def _images_in(given: Mapping[str, Any], argument: str) -> Any:
-    found = [given[key] for key in KEYS if key in given]
-    if not found:
+def _images_in(batch: Mapping[str, Any], argument: str) -> Any:
+    entries = [batch[key] for key in KEYS if key in batch]
+    if not entries:
         raise TypeError(
-            f"{argument} has {sorted(map(str, given))}, none of which is one of {list(KEYS)}; rename one."
+            f"{argument} has {sorted(map(str, batch))}, none of which is one of {list(KEYS)}; rename one."
         )
-    return found[0]
+    return entries[0]
 
 
 def _checked(batch: Any, argument: str) -> Tensor:

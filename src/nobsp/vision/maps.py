@@ -346,9 +346,9 @@ def pictures_of(
 
     scaled = array.astype(np.float64) / (255.0 if array.dtype.kind in "iu" else 1.0)
     if mean is not None or std is not None:
-        given = {"mean": 0.0 if mean is None else mean, "std": 1.0 if std is None else std}
-        shift, factor = (numbers_of(given[name], name=name).ravel() for name in ("mean", "std"))
-        for name, values in zip(given, (shift, factor), strict=True):
+        undone = {"mean": 0.0 if mean is None else mean, "std": 1.0 if std is None else std}
+        shift, factor = (numbers_of(undone[name], name=name).ravel() for name in ("mean", "std"))
+        for name, values in zip(undone, (shift, factor), strict=True):
             _require_finite(values, name)
             if len(values) not in (1, array.shape[3]):
                 raise ValueError(

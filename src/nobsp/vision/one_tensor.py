@@ -79,8 +79,8 @@ def as_taken(
     return OneTensorModel(checked(model), keys=keys, pixels=pixels, fixed=fixed, output=output)
 
 
-def same_inputs(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+def same_inputs(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     """Whether inputs that are the same for all images are those of another batch."""
-    return one.keys() == other.keys() and all(
-        torch.equal(one[name].cpu(), other[name].cpu()) for name in one
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name].cpu(), second[name].cpu()) for name in first
     )

@@ -76,8 +76,8 @@ class Question:
     def change(self, start: Tensor, stop: Tensor) -> Tensor:
         """How far what is accounted for goes from one set of logits (n, outputs) to another, shape (n, targets)."""
         if self.probability:
-            one, other = (chances_of(logits, sigmoid=self.sigmoid) for logits in (start, stop))
-            return (other - one).gather(1, self.target)
+            before, after = (chances_of(logits, sigmoid=self.sigmoid) for logits in (start, stop))
+            return (after - before).gather(1, self.target)
         return torch.einsum("ntq,nq->nt", self.classes, stop - start)
 
     def size(self, logits: Tensor) -> Tensor:
@@ -145,14 +145,14 @@ class Targets:
         count = len(logits)
         if self.given is None:
             return logits.argmax(1, keepdim=True)
-        given: Tensor = self.given.to(logits.device)
-        if given.ndim == 0:
-            return given.expand(count, 1)
-        if start + count > len(given):
+        target: Tensor = self.given.to(logits.device)
+        if target.ndim == 0:
+            return target.expand(count, 1)
+        if start + count > len(target):
             raise ValueError(
-                f"target has {len(given)} entries but there are more images; pass one for each."
+                f"target has {len(target)} entries but there are more images; pass one for each."
             )
-        return given[start : start + count].reshape(count, -1)
+        return target[start : start + count].reshape(count, -1)
 
     def question(self, target: Tensor, logits: Tensor, base: Tensor) -> Question:
         """The question about targets (n, targets) of images with these logits; it has a weight for every output."""
@@ -190,28 +190,28 @@ class Targets:
         others = _others(logits, target)
         return others if self.rival == "others" else _own(logits, others.argmax(2))
 
-    def _class(self, given: Any, argument: str) -> int:
+    def _class(self, label: Any, argument: str) -> int:
         classes = f"the model has {self.outputs} classes, numbered from 0"
-        if isinstance(given, str):
-            if given not in self.names:
+        if isinstance(label, str):
+            if label not in self.names:
                 words = (
                     ' nor one of "runner-up", "others" and "mean"' if argument == "against" else ""
                 )
-                raise ValueError(f"{argument}={given!r} is not a class{words}; {classes}.")
-            return self.names.index(given)
-        if isinstance(given, Tensor | np.ndarray) and np.prod(given.shape) == 1:
-            given = given.item()
-        if isinstance(given, bool | np.bool_) or not isinstance(given, int | np.integer):
+                raise ValueError(f"{argument}={label!r} is not a class{words}; {classes}.")
+            return self.names.index(label)
+        if isinstance(label, Tensor | np.ndarray) and np.prod(label.shape) == 1:
+            label = label.item()
+        if isinstance(label, bool | np.bool_) or not isinstance(label, int | np.integer):
             raise TypeError(
-                f"{argument} must be a class number or name, found {type(given).__name__}."
+                f"{argument} must be a class number or name, found {type(label).__name__}."
             )
-        if not 0 <= given < self.outputs:
-            raise ValueError(f"{argument}={given} is out of range; {classes}.")
-        return int(given)
+        if not 0 <= label < self.outputs:
+            raise ValueError(f"{argument}={label} is out of range; {classes}.")
+        return int(label)
 
-    def _classes(self, given: Any) -> Tensor:
+    def _classes(self, target: Any) -> Tensor:
         try:
-            array = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
+            array = np.asarray(target.detach().cpu() if isinstance(target, Tensor) else target)
         except ValueError as ragged:
             raise ValueError(
                 "target has rows of different lengths; give every image as many targets."
@@ -220,7 +220,7 @@ class Targets:
             raise ValueError(
                 f"target has shape {array.shape}; pass one class, one per image (n,), or several (n, k)."
             )
-        numbers = np.vectorize(lambda one: self._class(one, "target"), otypes=[np.int64])(array)
+        numbers = np.vectorize(lambda label: self._class(label, "target"), otypes=[np.int64])(array)
         return torch.as_tensor(numbers)
 
 
