@@ -16,7 +16,15 @@ from torch import Tensor, nn
 
 from nobsp import NObSP
 from nobsp.tabular import calibration
-from nobsp.tabular.correction import Regression, choose_strength, fit_correction, judge
+from nobsp.tabular.correction import (
+    ALPHAS,
+    Regression,
+    choose_strength,
+    fit_correction,
+    judge,
+    judge_around,
+    level_strengths,
+)
 from nobsp.tabular.effort import FULL, MAIN_ROWS
 from nobsp.tabular.estimate import Terms
 from tests.tabular.nets import Net, additive, net, table
@@ -204,6 +212,23 @@ def test_rows_are_judged_by_fits_on_the_other_folds(seed: int) -> None:
         worse = errors[..., output] - errors[:, best, output][:, None]
         level = [a for a in range(3) if worse[:, a].mean() <= worse[:, a].std() / 2]
         assert int(found.best[output]) == max([best, *level])
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1000), likely=st.sampled_from([0, 5, 11]))
+def test_strengths_are_found_from_a_likely_one_without_trying_all(seed: int, likely: int) -> None:
+    rows = random_rows(seed)
+    everywhere = judge(rows, ALPHAS)
+    around = judge_around(rows, ALPHAS, {likely})
+    was_judged = around.errors.isfinite().all(2).all(0)
+    assert_same_to_rounding(
+        around.errors[:, was_judged], everywhere.errors[:, was_judged], within=COEFFICIENTS
+    )
+    # From where it ends, no neighbour is as good: what is taken is the strongest of those that are level.
+    level = level_strengths(around.errors).any(1).nonzero().flatten()
+    assert bool(was_judged[level].all())
+    if bool(was_judged[everywhere.errors.sum(0).argmin(0)].all()):
+        assert around.best.tolist() == everywhere.best.tolist()
 
 
 def test_of_strengths_that_the_folds_cannot_tell_apart_the_strongest_is_taken() -> None:

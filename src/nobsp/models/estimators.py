@@ -121,6 +121,7 @@ def _adapt_trees(model: Any, trees: Trees, coded: Coded | None) -> Adapted:
         link=trees.link,
         steps=trees.steps,
         codes=trees.codes if coded is None else (),
+        forest=trees.forest if coded is None else None,  # else numbers become levels first
     )
     return _with_coding(adapted, coded)
 

@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nobsp.models.forests import (
+    read_histogram_boosting,
+    read_lightgbm,
+    read_mean_of_trees,
+    read_xgboost,
+)
 from nobsp.network.adapted import framed
+from nobsp.network.forest import Forest
 
 Array = NDArray[np.float64]
 Function = Callable[[Any], Array]
@@ -50,6 +57,7 @@ class Trees:
     names: tuple[str, ...] | None = None  # names of the columns it was fitted on
     frame: bool = False  # whether it takes rows only by these names
     classes: tuple[str, ...] | None = None  # names of classes; of two the second
+    forest: Forest | None = None  # the same trees as arrays, where all of them could be read
 
 
 def read_trees(model: Any) -> Trees | None:
@@ -295,6 +303,7 @@ def _xgboost(model: Any) -> Trees | None:
         about=bytes(booster.save_raw("ubj")),
         codes=tuple(sorted(splits.codes)),
         names=None if names is None else tuple(names),
+        forest=read_xgboost(_description(booster), _ends(rounds), outputs=len(groups.base)),
     )
 
 
@@ -307,10 +316,14 @@ class _Splits:
     codes: set[int]  # columns that are split by level
 
 
+def _description(booster: Any) -> Any:
+    """XGBoost's own description of its trees."""
+    return json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]
+
+
 def _xgboost_splits(booster: Any, rounds: int) -> _Splits | None:
     """Where the trees of so many rounds split; None for boosters without trees."""
-    learner = json.loads(booster.save_raw("json"))["learner"]
-    boosted = learner["gradient_booster"]
+    boosted = _description(booster)
     forest = boosted.get("gbtree", boosted).get("model", {})  # inside DART there are trees as well
     if "trees" not in forest:
         return None
@@ -389,6 +402,7 @@ def _lightgbm(model: Any) -> Trees | None:
         codes=tuple(sorted(splits.codes)),
         names=None if are_numbered else names,
         frame=bool(levels),
+        forest=None if levels else read_lightgbm(dump, _ends(rounds)),
     )
 
 
@@ -548,6 +562,7 @@ def _forest(model: Any) -> Trees | None:
         steps=steps,
         about=about,
         names=_names(model),
+        forest=read_mean_of_trees(trees, _ends(len(trees)), classes=n_classes),
     )
 
 
@@ -607,6 +622,7 @@ def _hist(model: Any) -> Trees:
         codes=() if categorical is None else tuple(np.flatnonzero(categorical).tolist()),
         names=names,
         frame=names is not None,
+        forest=read_histogram_boosting(model, _ends(model.n_iter_)),
     )
 
 

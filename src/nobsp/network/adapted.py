@@ -14,6 +14,7 @@ from torch import nn
 
 from nobsp.arguments import join_names
 from nobsp.network.batches import Encode, is_frame
+from nobsp.network.forest import Forest
 
 GROUPING_ROWS = 2000
 _LEVELS_KEPT = 1000
@@ -38,6 +39,7 @@ class Adapted:
     # by column of a model of steps, the neighbouring numbers on either side of each threshold, (thresholds, 2)
     steps: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
     codes: tuple[int, ...] = ()  # the caller's columns that hold codes of categories
+    forest: Forest | None = None  # what the module computes as arrays of trees, where it is that
     # makes one matrix of what the caller passes, where inputs are several
     pack: Callable[[Any], Any] | None = None
     # makes columns of that matrix of what the caller passes as `features`

@@ -53,7 +53,7 @@ from nobsp.tabular.examination import (
 )
 from nobsp.tabular.features import FEW_VALUES, Domain
 from nobsp.tabular.functions import Bands
-from nobsp.tabular.grids import Backgrounds, Tabulator
+from nobsp.tabular.grids import Backgrounds, Shortcut, Tabulator, find_shortcut
 from nobsp.tabular.rows import Rows, Sample
 from nobsp.tabular.selection import (
     Calibration,
@@ -185,11 +185,13 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
         effort = choose_effort(operations, len(setting.domains))
         effort, sample = _read_sample(setting, represent, meter, effort, background, interactions)
 
+        shortcut = find_shortcut(setting.adapted.forest, sample, setting.weight, spend=meter.spend)
         terms = fit_terms(
             sample,
             setting.domains,
             represent,
             setting.weight,
+            shortcut=shortcut,
             background=background,
             pairs=interactions,
             ridge=None if options.ridge is None else options.ridge.value,
@@ -252,8 +254,9 @@ def _read_sample(
     if meter.limit is not None:
         share = len(sample) / max(costs.sample, 1)
         meter.reserved = int(costs.direct * min(share, 1.0))
-    # Refinement and grids of pairs usually take about as much again.
-    announce(min(2 * costs.total - costs.sample, meter.left), meter.seconds_per_row)
+    if setting.adapted.forest is None:
+        # Refinement and grids of pairs usually take about as much again.
+        announce(min(2 * costs.total - costs.sample, meter.left), meter.seconds_per_row)
     return effort, sample
 
 
@@ -364,6 +367,7 @@ def fit_terms(
     batch_size: int,
     effort: Effort = FULL,
     meter: Meter | None = None,
+    shortcut: Shortcut | None = None,
     progress: bool = False,
 ) -> Terms:
     """Fits all terms.
@@ -379,6 +383,7 @@ def fit_terms(
         weight,
         numbers=_shifted_columns(domains, sample),
         batch_size=batch_size,
+        shortcut=shortcut,
     )
 
     with progress_bar(enabled=progress, description="tabulating", unit=" terms") as bar:

@@ -10,7 +10,7 @@ T's columns are scaled by `compress`. Strengths and pairs are judged on rows hel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -81,12 +81,15 @@ class Regression:
 
     def only(self, columns: Tensor, prior: Tensor) -> Regression:
         """The same with some of the columns."""
+        chosen: Tensor | slice = columns
+        if torch.equal(columns, torch.arange(len(columns))):
+            chosen = slice(len(columns))  # the first ones need no copies
         return replace(
             self,
-            terms=self.terms[:, columns],
+            terms=self.terms[:, chosen],
             prior=prior,
-            held=self.held[:, columns],
-            products=self.products[:, columns][:, :, columns],
+            held=self.held[:, chosen],
+            products=self.products[:, chosen][:, :, chosen],
         )
 
     def unseen(self, rows: Tensor) -> Tensor:
@@ -159,6 +162,38 @@ def judge(
     by_fold = [residual[:, regression.fold == fold].square().sum(1) for fold in held_out_folds]
     errors = torch.stack(by_fold)
     return HeldOut(residual, errors, choose_strength(errors))
+
+
+def judge_around(
+    regression: Regression, alphas: Sequence[float], likely: Collection[int]
+) -> HeldOut:
+    """The same at likely strengths, and on from them as far as the folds cannot tell them from the best.
+
+    Errors of the others count as infinite. Factorising for every strength is most of what a fit costs.
+    """
+    n_rows, n_outputs = regression.outputs.shape
+    n_folds = len(regression.products)
+    residual = torch.full((len(alphas), n_rows, n_outputs), torch.nan, dtype=torch.float64)
+    errors = torch.full((n_folds, len(alphas), n_outputs), torch.inf, dtype=torch.float64)
+
+    judged: set[int] = set()
+    wanted = _with_neighbours(likely, len(alphas))
+    while wanted:
+        positions = sorted(wanted)
+        held_out = judge(regression, [alphas[position] for position in positions])
+        residual[positions] = held_out.residual
+        errors[:, positions] = held_out.errors
+
+        judged |= wanted
+        level = level_strengths(errors).any(1).nonzero().flatten().tolist()
+        wanted = _with_neighbours(level, len(alphas)) - judged
+    return HeldOut(residual, errors, choose_strength(errors))
+
+
+def _with_neighbours(positions: Collection[int], count: int) -> set[int]:
+    """Positions among so many, with those before and after each."""
+    around = {position + step for position in positions for step in (-1, 0, 1)}
+    return {position for position in around if 0 <= position < count}
 
 
 def _predict(system: Tensor, right: Tensor, seen: Tensor, strengths: Sequence[float]) -> Tensor:
@@ -244,6 +279,11 @@ class Fit:
     explained: Tensor  # on rows held out, per output
     inside: Tensor  # the same on rows inside the range of the rows fitted on
 
+    @property
+    def likely(self) -> set[int]:
+        """Positions of the strengths that were taken: those of a fit that differs little are near them."""
+        return {int(position) for position in self.held_out.best}
+
     def worth_keeping(self) -> set[Subset]:
         """Terms whose contributions vary enough to be shown."""
         sizes = zip(self.pieces, self.sizes, strict=True)
@@ -257,28 +297,31 @@ def solve_terms(
     *,
     ridge: float | None,
     trial: Trial | None = None,
+    likely: Collection[int] | None = None,
 ) -> Fit | None:
     """Chooses the strength, and which terms on trial pay, on rows held out; fits the correction on all rows.
 
+    `likely` are positions of strengths around which the best is looked for; a trial finds its own.
     None where a trial with limited patience finds no term that pays.
     """
     candidates = _Candidates.of(sample, pieces, domains, ridge=ridge)
     if trial is None:
-        return candidates.fit(range(len(pieces)))
+        return candidates.fit(range(len(pieces)), likely)
 
     position = {piece.term: number for number, piece in enumerate(pieces)}
     on_trial = [position[term] for term in trial.terms]
     certain = [number for number in range(len(pieces)) if number not in on_trial]
-    paying = on_trial[: candidates.count_paying(certain, on_trial, trial)]
+    verdict = candidates.try_terms(certain, on_trial, trial)
+    paying = on_trial[: verdict.n_paying]
     if trial.patience is not None and not paying:
         return None
 
-    fit = candidates.fit([*certain, *paying])
+    fit = candidates.fit([*certain, *paying], verdict.likely)
     worth_keeping = fit.worth_keeping()
     worth = [number for number in paying if pieces[number].term in worth_keeping]
     if len(worth) == len(paying):
         return fit
-    return candidates.fit([*certain, *worth])
+    return candidates.fit([*certain, *worth], fit.likely)
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,41 +377,60 @@ class _Candidates:
         columns = torch.cat([self.columns[number] for number in chosen])
         return self.regression.only(columns, prior)
 
-    def fit(self, chosen: Sequence[int]) -> Fit:
-        """Some of the pieces, fitted together at the strengths that held-out rows choose."""
+    def fit(self, chosen: Sequence[int], likely: Collection[int] | None = None) -> Fit:
+        """Some of the pieces, fitted together at the strengths that held-out rows choose, all or around likely ones."""
         regression = self.regression_of(chosen)
+        if likely:
+            held_out = judge_around(regression, self.alphas, likely)
+        else:
+            held_out = judge(regression, self.alphas)
         return complete_fit(
             [self.pieces[number] for number in chosen],
             [self.parts[number] for number in chosen],
             sample=self.sample,
             regression=regression,
             alphas=self.alphas,
-            held_out=judge(regression, self.alphas),
+            held_out=held_out,
         )
 
-    def count_paying(self, certain: Sequence[int], on_trial: Sequence[int], trial: Trial) -> int:
+    def try_terms(self, certain: Sequence[int], on_trial: Sequence[int], trial: Trial) -> _Verdict:
         """How many of the pieces on trial pay on rows held out; all where there are too few rows to tell."""
         n_rows = len(self.sample)
         if not on_trial or n_rows < 2 * FOLDS:
-            return len(on_trial)
+            return _Verdict(n_paying=len(on_trial), likely=None)
 
-        # fewer than usual where most rows are copies of others
+        # Fewer folds than usual where most rows are copies of others.
         n_folds = len(self.regression.products)
         folds = range(n_folds if n_rows <= ALL_FOLDS else min(n_folds, TRIAL_FOLDS))
         variance = self.sample.spread.square()
         strengths = trial.strengths or self.alphas[::2]
+
         costs: dict[int, float] = {}
+        best: dict[int, set[float]] = {}
         for count in _ladder(len(on_trial)):
             regression = self.regression_of([*certain, *on_trial[:count]])
-            held_out = judge(regression, strengths, folds=folds)
-            least = held_out.errors.sum(0).amin(0) / (variance * n_rows)
+            errors = judge(regression, strengths, folds=folds).errors.sum(0)
+            least = errors.amin(0) / (variance * n_rows)
             unexplained = float(least.mean()) * n_folds / len(folds)
             costs[count] = trial.cost(unexplained, count)
+            best[count] = {strengths[int(position)] for position in errors.argmin(0)}
+
             nothing_pays = min(costs, key=costs.__getitem__) == 0
             gives_up = trial.patience is not None and len(costs) > trial.patience
             if unexplained <= ENOUGH or (nothing_pays and gives_up):
                 break
-        return min(costs, key=costs.__getitem__)
+
+        count = min(costs, key=costs.__getitem__)
+        return _Verdict(count, likely={self.alphas.index(strength) for strength in best[count]})
+
+
+class _Verdict(NamedTuple):
+    """What a trial tells."""
+
+    n_paying: int  # how many of the terms pay, the first of them
+    likely: (
+        set[int] | None
+    )  # positions of the strengths that were best with these; None where none was tried
 
 
 def _limit_rows(sample: Sample, pieces: Sequence[Piece], generator: np.random.Generator) -> Sample:

@@ -56,14 +56,18 @@ class Meter:
         """Rows that may still run."""
         return float("inf") if self.limit is None else self.limit - self.spent - self.reserved
 
+    def spend(self, rows: int) -> None:
+        """Counts rows before they are answered for; an error where they are too many."""
+        if rows > self.left:
+            self.reduced = True
+            raise BudgetSpentError(f"{rows} rows, but {self.left} are left")
+        self.spent += rows
+
     def count(self, represent: Represent) -> Represent:
         """The same function of rows, counted."""
 
         def counted(rows: Tensor) -> Tensor:
-            if len(rows) > self.left:
-                self.reduced = True
-                raise BudgetSpentError(f"{len(rows)} rows, but {self.left} are left")
-            self.spent += len(rows)
+            self.spend(len(rows))
             start = time.perf_counter()
             answers = represent(rows)
             self.seconds += time.perf_counter() - start

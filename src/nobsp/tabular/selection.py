@@ -79,13 +79,18 @@ PATIENCE = 2
 class Worth:
     """What a triple must bring."""
 
-    trying: float  # share of an output's variance that its coarse grid explains
+    trying: float  # share of all that it must bring, which its coarse grid must explain
     least_relative_gain: float  # share of what is unexplained on held-out rows
     least_gain: float  # share of the outputs' variance on held-out rows
 
+    def least_on_coarse_grid(self, unexplained: float) -> float:
+        """Share of an output's variance that a coarse grid must explain for the triple to be tried."""
+        return self.trying * (self.least_relative_gain * unexplained + self.least_gain)
 
-# A network has a little of every triple, from its noise: only those that matter are shown.
-SMOOTH = Worth(trying=7e-4, least_relative_gain=0.02, least_gain=2e-3)
+
+# A network has a little of every triple, from its noise: only those that matter are shown. Coarse grids explain nearly
+# as much as fine ones: what explains clearly less than it must on a coarse grid is not worth a trial.
+SMOOTH = Worth(trying=0.7, least_relative_gain=0.02, least_gain=2e-3)
 
 
 # Trees make triples on purpose, and many: deeper trees are sums of small ones.
@@ -209,9 +214,14 @@ def trial_of_pairs(tables: Tables) -> Trial:
 
 
 def are_worth_looking_for(fit: Fit) -> bool:
-    """Whether pairs leave more unexplained than they should, on average over the outputs that vary."""
-    unexplained = 1 - fit.explained[torch.isfinite(fit.explained)]
-    return bool(len(unexplained)) and float(unexplained.mean()) > LOOKED_FOR
+    """Whether pairs leave more unexplained than they should."""
+    return _unexplained(fit) > LOOKED_FOR
+
+
+def _unexplained(fit: Fit) -> float:
+    """Share of the variance that is unexplained on held-out rows, on average over the outputs that vary."""
+    explained = fit.explained[torch.isfinite(fit.explained)]
+    return float((1 - explained).mean()) if len(explained) else 0.0
 
 
 def likely_triples(varying: Mapping[Subset, float], sizes: Mapping[int, int]) -> list[Subset]:
@@ -250,7 +260,7 @@ def screen_triples(
     candidates = likely_triples(varying, sizes)[:MOST_SCREENED]
 
     gains = _gains_of_triples(tabulate, candidates, Lines.of(points, chunk), fit)
-    least = worth_of(domains).trying
+    least = worth_of(domains).least_on_coarse_grid(_unexplained(fit))
     worth_trying = [term for term in gains if gains[term] >= least]
     return sorted(worth_trying, key=lambda term: (-gains[term], term))[:most]
 
@@ -387,11 +397,12 @@ class Calibration:
         """Gives pairs of a model of steps more thresholds, where they leave more than they should."""
         features = {k for pair in before.pairs for k in pair}
         is_stepped = any(len(before.tables.domains[k].steps) for k in features)
-        if not is_stepped or not are_worth_looking_for(before.fit):
+        is_fine = self.tabulation.pair_room == FINE_PAIR_ROOM
+        if is_fine or not is_stepped or not are_worth_looking_for(before.fit):
             return before
 
         tables = self.tabulation.tabulate_pairs(before.tables, before.pairs, room=FINE_PAIR_ROOM)
-        fit = self.solve(tables)
+        fit = self.solve(tables, likely=before.fit.likely)
         is_better = bool(fit.explained.nanmean() > before.fit.explained.nanmean())
         return replace(before, tables=tables, fit=fit) if is_better else before
 
@@ -420,7 +431,7 @@ class Calibration:
         if not tables.triples:
             return before
 
-        fit = self.solve(tables)
+        fit = self.solve(tables, likely=tried.likely)
         gain = float(fit.explained.nanmean() - before.fit.explained.nanmean())
         # The trial had few folds and strengths: what it promised is checked with all of them.
         if gain < worth.least_gain / 2:
@@ -435,15 +446,25 @@ class Calibration:
         return self.tabulation.tabulate_triples(replace(extended, pairs=pairs), triples)
 
     def solve(
-        self, tables: Tables, *, named: Sequence[Subset] = (), trial: Trial | None = None
+        self,
+        tables: Tables,
+        *,
+        named: Sequence[Subset] = (),
+        trial: Trial | None = None,
+        likely: Collection[int] | None = None,
     ) -> Fit:
         """The regression of all tables, and of named terms that have none."""
-        fit = self.attempt(tables, trial, named=named)
+        fit = self.attempt(tables, trial, named=named, likely=likely)
         assert fit is not None  # only a trial with limited patience gives none
         return fit
 
     def attempt(
-        self, tables: Tables, trial: Trial | None, *, named: Sequence[Subset] = ()
+        self,
+        tables: Tables,
+        trial: Trial | None,
+        *,
+        named: Sequence[Subset] = (),
+        likely: Collection[int] | None = None,
     ) -> Fit | None:
         """The same; None where no term on trial pays and the trial's patience is limited."""
         self.tabulation.meter.reserved = 0
@@ -457,7 +478,9 @@ class Calibration:
 
         sample = self.tabulation.sample
         pieces = _strongest_columns(pieces, sample)
-        return solve_terms(sample, pieces, tables.domains, ridge=self.ridge, trial=trial)
+        return solve_terms(
+            sample, pieces, tables.domains, ridge=self.ridge, trial=trial, likely=likely
+        )
 
     def _single_piece(
         self, feature: int, tables: Tables, tabulated: Mapping[int, TablePiece]

@@ -132,6 +132,11 @@ class Tabulation:
     meter: Meter
     bar: Counter  # counts tables
 
+    @property
+    def pair_room(self) -> Room:
+        """Thresholds along the sides of pairs' grids: many where grids take no forward passes."""
+        return FINE_PAIR_ROOM if self.backgrounds.are_cheap else PAIR_ROOM
+
     def tabulate_mains(self, domains: Sequence[Domain]) -> Tables:
         """Tables of single features, and where the model was found to answer."""
         tabulate = self.backgrounds.of_rows(self.effort.background)
@@ -184,12 +189,12 @@ class Tabulation:
         return self.tabulate_triples(self.tabulate_pairs(tables, pairs), triples)
 
     def tabulate_pairs(
-        self, tables: Tables, pairs: Sequence[Subset], *, room: Room = PAIR_ROOM
+        self, tables: Tables, pairs: Sequence[Subset], *, room: Room | None = None
     ) -> Tables:
         """The same tables with grids of these pairs, or of the first of them where forward rows are limited."""
         if not pairs:
             return tables
-        plan = self._plan_pairs(tables, pairs, room)
+        plan = self._plan_pairs(tables, pairs, room or self.pair_room)
         if not plan.pairs:
             return tables
 
@@ -207,7 +212,7 @@ class Tabulation:
         missing = [pair for pair in pairs if pair not in present]
         known = tables.pair_lines.points
         without_lines = sorted({k for pair in missing for k in pair} - known.keys())
-        points = known | self._pair_points(tables, without_lines, self.effort, PAIR_ROOM)
+        points = known | self._pair_points(tables, without_lines, self.effort, self.pair_room)
 
         missing = [pair for pair in missing if count_nodes(points, pair) <= MOST_PAIR_NODES]
         if not missing:
