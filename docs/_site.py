@@ -154,11 +154,12 @@ def pages_of(item: Any) -> list[Page]:
 
 def first_sentence(markdown: str) -> str:
     """What a page is about: the first sentence of its text."""
-    for paragraph in markdown.split("\n\n"):
+    without_code = re.sub(r"^```.*?^```", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    for paragraph in without_code.split("\n\n"):
         text = " ".join(paragraph.split())
         if text and not re.match(r"#|```|!\[|<|:::|\||- |:::", text):
             plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
-            return re.split(r"(?<=[.:?!])\s", plain)[0][:200]
+            return re.split(r"(?<=[.?!])\s", plain)[0][:240]
         if text.startswith(":::"):
             value = getattr(nobsp, text.split()[1].removeprefix("nobsp."), None)
             return (getattr(value, "__doc__", "") or "").strip().partition("\n")[0]

@@ -74,6 +74,7 @@ def test_every_result_shows_itself(
     labels = (explainer(rows).predictions[:, 0] > 0).astype(int)
     found = nobsp.audit(nobsp.ContributionIndex(explainer, task="classification").fit(rows, labels))
     results = [
+        nobsp.compare(ex, explainer(rows[20:60])),
         nobsp.NObSP(explainer.model),
         explainer,
         explainer.health(),

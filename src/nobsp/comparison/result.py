@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 
+from nobsp import notebook
 from nobsp._typing import FloatArray
 from nobsp.arguments import count, require_whole_number
 from nobsp.base import Finding, describe_findings
@@ -19,6 +19,8 @@ from nobsp.tabular.indexing import Term, output_position
 
 # Parts that are named when a comparison is printed.
 _PRINTED_PARTS = 5
+# Parts that a notebook shows.
+_SHOWN_PARTS = 8
 # False discovery rate below which a term counts as changed, where nobody says otherwise.
 USUAL_RATE = 0.1
 
@@ -232,7 +234,27 @@ class Comparison:
         ]
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
+        measured = self.change if self.change is not None else self.gap
+        tables = []
+        for position, output in enumerate(self.output_names[:_PRINTED_PARTS]):
+            values = measured.value[:, position]
+            order = np.argsort(-np.abs(values), kind="stable")[:_SHOWN_PARTS]
+            lines = [
+                notebook.Bar(
+                    self.entries[entry],
+                    float(values[entry]),
+                    f"[{_signed(measured.lower[entry, position])}, "
+                    f"{_signed(measured.upper[entry, position])}]",
+                )
+                for entry in order
+            ]
+            tables.append(notebook.bars(lines, heading=output))
+        return notebook.card(
+            f"{self.names[0]} − {self.names[1]}",
+            notebook.line(f"{self.headline}."),
+            *tables,
+            notebook.findings(self.findings),
+        )
 
     def _output(self, output: int | str | None) -> int:
         """Position of an output, which must be named where there are several."""
