@@ -287,9 +287,9 @@ def _models() -> list[Bad]:
         ),
         Bad(
             "a model of another shape",
-            lambda _: Answering(lambda y: y[:, None, None]),
-            refused=True,
+            lambda _: Answering(lambda y: y[:, :, None].expand(-1, -1, 2) ** 2),
         ),
+        Bad("a model with axes of length one", lambda _: Answering(lambda y: y[:, None, None])),
         Bad("a model that drops rows", lambda _: Answering(lambda y: y[:-1]), refused=True),
         Bad("a model that says one number", lambda _: Answering(lambda y: y.sum()), refused=True),
         Bad("a model that says nothing", lambda _: Answering(lambda _: None), refused=True),

@@ -572,6 +572,7 @@ TARGETS: tuple[Target, ...] = (
         "metrics.at_target",
         {"values": "array", "target": "labels"},
         _metric("at_target", lambda w: {"values": w.X, "target": w.labels}),
+        also=("values", "target"),
     ),
     Target(
         "metrics.ablation_effects",

@@ -171,12 +171,14 @@ def array_of(values: Any, *, name: str) -> NDArray[Any]:
 
 
 def refuse_unreadable(values: object, *, name: str) -> None:
-    """Raises a TypeError for a masked array, whose mask others would ignore, and for a tensor without values."""
+    """Raises a TypeError for a masked array, whose mask others would ignore, and for tensors without plain values."""
     if isinstance(values, np.ma.MaskedArray):
         hint = f"pass {name}.filled(np.nan) for missing values, or {name}.data for all of them"
         raise TypeError(f"{name} is a masked array; {hint}.")
     if getattr(values, "is_meta", False):
         raise TypeError(f'{name} is a tensor on the device "meta", which holds no values.')
+    if "sparse" in str(getattr(values, "layout", "")):
+        raise TypeError(f"{name} is a sparse tensor; pass {name}.to_dense().")
 
 
 def refuse_overflow(values: NDArray[Any], *, name: str) -> None:

@@ -482,3 +482,13 @@ def test_tensors_that_changed_places_are_refused_when_a_file_is_read(explained, 
         swaps += 1
 
     assert swaps > 10
+
+
+@pytest.mark.parametrize("labels", [3, object(), int, len])
+def test_labels_that_cannot_be_counted_are_refused_by_name(fitted, labels):
+    head, X, _ = world()
+    rows = X.tolist()
+    with pytest.raises(TypeError, match="labels"):
+        ContributionIndex(head).fit(rows, labels)
+    with pytest.raises(TypeError, match="labels"):
+        fitted.add(rows, labels)

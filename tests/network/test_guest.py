@@ -111,8 +111,8 @@ def test_an_interrupt_at_any_line_leaves_the_model_as_it_was(entangled: bool) ->
 def without_collections() -> Iterator[None]:
     """No cyclic garbage collection.
 
-    Python cannot raise in what it runs then (callbacks of weak references, and those that libraries such as hypothesis
-    add): it reports the interrupt and forgets it, so that neither the model nor the caller ever sees it.
+    Python cannot raise in callbacks of the collector: it reports the interrupt and forgets it. Hypothesis adds one,
+    which swallowed 93 of 4,368 interrupts; without hypothesis none of 6,252 was reported.
     """
     gc.disable()
     yield

@@ -2,6 +2,8 @@
 
 import copy
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from nobsp import NObSP
+from tests.tabular import nets
 from tests.tolerances import CONTRIBUTIONS, SINGLE, assert_same_to_rounding
 
 NAMES = ["a", "b", "c"]
@@ -449,3 +452,84 @@ def test_neither_the_table_nor_the_model_is_changed_by_a_failure(table):
     assert all(torch.equal(state[name], value) for name, value in net.state_dict().items())
     assert not net._forward_hooks
     pd.testing.assert_frame_equal(table, rows)
+
+
+# ---------------------------------------------------------------------- found by the campaign
+
+
+@pytest.fixture(scope="module")
+def plain_explainer() -> NObSP:
+    return NObSP(nets.net("silu", outputs=2), interactions=0, background=4).fit(
+        nets.table("silu", 60)
+    )
+
+
+UNREADABLE: dict[str, Callable[[], Any]] = {
+    "sparse": lambda: torch.zeros(3, 5).to_sparse(),
+    "meta": lambda: torch.zeros(3, 5, device="meta"),
+    "masked": lambda: np.ma.masked_array(np.zeros((3, 5)), mask=True),
+    "texts": lambda: np.zeros((3, 5)).astype(str),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_functions_refuse_tables_that_hold_no_plain_numbers(
+    name: str, plain_explainer: NObSP
+) -> None:
+    with pytest.raises(TypeError, match="X"):
+        plain_explainer.compile()(UNREADABLE[name]())
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_predictions_handed_to_functions_are_finite(number: float, plain_explainer: NObSP) -> None:
+    predictions = np.zeros((3, 2))
+    predictions[1, 1] = number
+    with pytest.raises(ValueError, match="predictions has NaN or infinity in row 1"):
+        plain_explainer.compile()(nets.table("silu", 3), predictions=predictions)
+
+
+def test_removal_of_rows_without_an_answer_is_an_error_and_not_nan() -> None:
+    model = nets.net("silu", dtype=torch.float32)
+    explainer = NObSP(model, interactions=0, background=4).fit(nets.table("silu", 60))
+    rows = nets.table("silu", 3)
+    rows[2, 0] = 1e300  # infinite in single precision
+    with pytest.raises(ValueError, match=r"X has .*row 2"):
+        explainer.removal_effects(rows)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("interactions", {"x0": "x1"}),
+        ("interactions", torch.tensor(2)),
+        ("ridge", np.ones(3)),
+        ("baseline", 10**400),
+    ],
+    ids=["mapping", "tensor", "array", "huge"],
+)
+def test_options_of_another_kind_are_named(option: str, value: Any) -> None:
+    options = {"interactions": 0, "background": 4, option: value}
+    with pytest.raises((TypeError, ValueError), match=option):
+        NObSP(nets.net("silu"), **options).fit(nets.table("silu", 60))
+
+
+def test_a_batch_size_of_numpy_is_a_batch_size() -> None:
+    rows = nets.table("silu", 40)
+    explainer = NObSP(
+        nets.net("silu"),
+        features={"a": [0, 1], "b": [2, 3, 4]},
+        batch_size=np.int64(3),
+        background=4,
+    )
+    assert explainer.fit(rows)(rows[:5]).values.shape == (5, 2, 1)
+
+
+def test_values_of_a_function_may_be_of_half_precision(plain_explainer: NObSP) -> None:
+    function = plain_explainer.function("x0")
+    values = torch.tensor([0.0, 0.5], dtype=torch.bfloat16)
+    assert_same_to_rounding(function(values), function([0.0, 0.5]))
+
+
+def test_an_output_that_is_not_there_is_named_by_its_argument(plain_explainer: NObSP) -> None:
+    with pytest.raises(ValueError, match="b is no output"):
+        plain_explainer(nets.table("silu", 3)).contrast(0, "elsewhere")

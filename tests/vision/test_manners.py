@@ -233,3 +233,15 @@ def test_wrapped_models_are_unwrapped() -> None:
     expected = NObSPCam(model).fit(x)(x[:2])
     found = NObSPCam(nn.DataParallel(model)).fit(x)(x[:2])
     assert_same_to_rounding(found.account, expected.account)
+
+
+def test_batches_of_other_sizes_have_no_common_order_of_removal() -> None:
+    cam = NObSPCam(averaged()).fit(images(20))
+    larger = torch.rand(2, *images(1).shape[1:-1], images(1).shape[-1] + 4)
+    with pytest.raises(ValueError, match="images has batches of different sizes"):
+        cam.removal([images(2), larger])
+
+
+def test_a_function_of_the_output_that_fails_is_named() -> None:
+    with pytest.raises(ValueError, match="output, or a function as target, fails"):
+        NObSPCam(averaged(), output=dict).fit(images(20))

@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
-from nobsp.arguments import array_of, require_choice, require_number, require_whole_number
+from nobsp.arguments import array_of, quote, require_choice, require_number, require_whole_number
 from nobsp.calibration.local import parse_bytes
 from nobsp.neighbors.backends import Milvus, Usearch, indexed_spaces, load, make_backend, save
 from nobsp.neighbors.duplicates import (
@@ -660,6 +660,8 @@ def _labels(X: Any, y: Any, labels: Any) -> NDArray[Any] | None:
     values = y if labels is None else labels
     if values is None:
         return None
+    if isinstance(values, type) or not hasattr(values, "__len__"):
+        raise TypeError(f"labels (or y) must be one label for each row, found {quote(values)}.")
     return label_array(
         values, int(X.shape[0]) if hasattr(X, "shape") else len(values), columns=None
     )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp.arguments import suggest
+from nobsp.arguments import quote, suggest
 
 SAMPLE_ROWS = 16384
 # Batches of the sample that are held apart: putting each to the others at once would copy all of them every time.
@@ -211,8 +211,8 @@ def _numbers(argument: str, numbers: Any) -> Tensor:
         # A copy: a column of a frame may be read-only, which torch warns about.
         values = numbers.detach().cpu().numpy() if isinstance(numbers, Tensor) else numbers
         vector = torch.from_numpy(np.asarray(values, dtype=np.float64).copy()).flatten()
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{argument} must be numbers, found {type(numbers).__name__}.") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{argument} must be numbers, found {quote(numbers)}.") from error
 
     if not bool(torch.isfinite(vector).all()):
         raise ValueError(f"{argument} has values that are not finite.")

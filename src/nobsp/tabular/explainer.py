@@ -268,7 +268,7 @@ class NObSP(Explainer):
         fitted = self._fitted
         with running_on(fitted.readout, self.device) as represent:
             accounts = list(
-                fitted.explain(X, represent, batch_size=self.batch_size, progress=progress)
+                fitted.explain(X, represent, batch_size=int(self.batch_size), progress=progress)
             )
 
         values = [account.values for account in accounts if account.values is not None]
@@ -332,7 +332,7 @@ class NObSP(Explainer):
         predictions = []
         residuals = []
         with running_on(fitted.readout, self.device) as represent:
-            for part in fitted.explain(X, represent, batch_size=self.batch_size):
+            for part in fitted.explain(X, represent, batch_size=int(self.batch_size)):
                 assert part.values is not None
                 residual = part.outputs - base - part.values.sum(1)
                 known = residual.isfinite().all(1)
@@ -370,7 +370,7 @@ class NObSP(Explainer):
             for account in fitted.explain(
                 X,
                 represent,
-                batch_size=self.batch_size,
+                batch_size=int(self.batch_size),
                 progress=progress,
                 values=wanted != "none",
             ):
@@ -421,16 +421,25 @@ class NObSP(Explainer):
         require_whole_number("values", values, least=2)
         effects = []
         with unseen_levels(), running_on(fitted.readout, self.device) as represent:
-            replaced = stand_ins(fitted, int(values), background, batch_size=self.batch_size)
-            source = fitted.source(X, self.batch_size)
+            replaced = stand_ins(fitted, int(values), background, batch_size=int(self.batch_size))
+            source = fitted.source(X, int(self.batch_size))
             for batch in with_progress(
                 source, total=source.rows, enabled=progress, description="explaining"
             ):
                 inputs = as_model_takes(batch, fitted.readout)
                 effects.append(
-                    removal_effects(represent, fitted.readout, inputs, replaced, self.batch_size)
+                    removal_effects(
+                        represent, fitted.readout, inputs, replaced, int(self.batch_size)
+                    )
                 )
-        return torch.cat(effects).numpy()
+        measured = torch.cat(effects)
+        unanswered = ~measured.isfinite().flatten(1).all(1)
+        if bool(unanswered.any()):
+            row = int(unanswered.nonzero()[0])
+            raise ValueError(
+                f"X has rows for which the model gives no finite answer, row {row} the first; leave them out."
+            )
+        return measured.numpy()
 
     @keeps_torch_modes
     def check_shape(
@@ -490,7 +499,7 @@ class NObSP(Explainer):
                 within=within,
                 most_rows=most_rows,
                 confidence=confidence,
-                batch_size=self.batch_size,
+                batch_size=int(self.batch_size),
             )
 
     def weak_spots(
@@ -573,7 +582,9 @@ class NObSP(Explainer):
             by_feature = dict(zip(features, inputs, strict=True))
             ordered = [by_feature[feature] for feature in subset]
             with running_on(fitted.readout, self.device) as represent:
-                values = fitted.term_values(represent, subset, ordered, batch_size=self.batch_size)
+                values = fitted.term_values(
+                    represent, subset, ordered, batch_size=int(self.batch_size)
+                )
             return values[:, position].numpy()
 
         readers = [

@@ -119,8 +119,8 @@ class Explanation:
 
     def contrast(self, a: int | str, b: int | str) -> Explanation:
         """The account of one output against another: why `a` rather than `b`."""
-        first = self._output(a)
-        second = self._output(b)
+        first = output_position(a, self.output_names, argument="a")
+        second = output_position(b, self.output_names, argument="b")
         differences = {}
         for name in _PER_OUTPUT:
             array = getattr(self, name)

@@ -206,6 +206,9 @@ class Functions:
         fits = outputs.ndim <= 2 and outputs.shape[:1] == (n_rows,)
         if not fits or outputs.size != n_rows * len(self.output_names):
             raise ValueError(f"predictions must have shape {shape}, found {outputs.shape}.")
+        if not np.isfinite(outputs).all():
+            row = int(np.flatnonzero(~np.isfinite(outputs).reshape(n_rows, -1).all(1))[0])
+            raise ValueError(f"predictions has NaN or infinity in row {row}.")
         return outputs.reshape(shape)
 
     def _account(

@@ -93,18 +93,24 @@ def term_position(term: Any, terms: Sequence[Term]) -> int:
     raise ValueError(f"no term {term_name(names)!r}; {suggest(term_name(names), known)}")
 
 
-def output_position(output: int | str, names: Sequence[str], what: str = "output") -> int:
-    """Position of an output, or of something else, given by position or name."""
+def output_position(
+    output: int | str, names: Sequence[str], what: str = "output", *, argument: str = ""
+) -> int:
+    """Position of an output, or of something else, given by position or name; the caller calls it `argument`."""
+    called = argument or what
     if isinstance(output, str):
         if output not in names:
-            raise ValueError(f"no {what} {output!r}; {suggest(output, names)}")
+            unknown = (
+                f"{argument} is no {what}: {output!r}" if argument else f"no {what} {output!r}"
+            )
+            raise ValueError(f"{unknown}; {suggest(output, names)}")
         return list(names).index(output)
 
     if isinstance(output, bool) or not isinstance(output, int | np.integer):
-        raise TypeError(f"{what} must be a position or a name, found {output!r}.")
+        raise TypeError(f"{called} must be a position or a name, found {output!r}.")
     if not -len(names) <= output < len(names):
         raise ValueError(
-            f"{what} is {output}, but there are {count(len(names), what)}: "
+            f"{called} is {output}, but there are {count(len(names), what)}: "
             f"{join_names(names, _MOST_LISTED)}."
         )
     return int(output) % len(names)

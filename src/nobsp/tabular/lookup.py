@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, BoolArray, FloatArray, Frame, TableLike
-from nobsp.arguments import suggest
+from nobsp.arguments import refuse_unreadable, suggest
 from nobsp.frames import frame_of, is_missing, match_columns
 from nobsp.numerics import as_numpy
 
@@ -318,7 +318,9 @@ class Chunk:
         if column.dtype.kind in "fiub":
             return column
         try:
-            if column.dtype.kind in "cmM":  # numpy would drop what is not a real number
+            if (
+                column.dtype.kind in "cmMSU"
+            ):  # numpy would drop what is no real number, and read texts
                 raise TypeError(f"it holds {column.dtype}")
             return column.astype(np.float64)
         except (TypeError, ValueError, OverflowError) as failure:
@@ -355,8 +357,9 @@ class Chunk:
 
 def value_rows(values: Any, members: int, name: str) -> NDArray[Any]:
     """Values of one feature as the caller writes them, one row each, a column for each of its members."""
+    refuse_unreadable(values, name="values")
     if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
+        values = as_numpy(values)
     # Objects otherwise, so that numbers beside names stay numbers.
     is_array = hasattr(values, "__array__")
     rows = np.asarray(values) if is_array else np.array(values, dtype=object)
@@ -392,6 +395,7 @@ def level_axes(functions: Functions) -> dict[int, LevelAxis]:
 
 def read_columns(functions: Functions, X: TableLike) -> tuple[dict[int, AnyArray], int]:
     """The caller's columns that tables stand on, and the number of rows."""
+    refuse_unreadable(X, name="X")
     if hasattr(X, "detach"):
         X = as_numpy(X)
     if not isinstance(X, np.ndarray):

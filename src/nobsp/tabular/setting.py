@@ -100,7 +100,8 @@ def _check_interactions(wanted: object) -> None:
         )
     if isinstance(wanted, bool) or (isinstance(wanted, int) and wanted < 0):
         raise ValueError(f"interactions must not be negative or a boolean, found {wanted!r}.")
-    if not isinstance(wanted, int | Iterable):
+    no_list = isinstance(wanted, Mapping) or getattr(wanted, "ndim", 1) == 0
+    if no_list or not isinstance(wanted, int | Iterable):
         raise TypeError(
             f'interactions must be a whole number, "auto" or a list of pairs, found {wanted!r}.'
         )
@@ -129,14 +130,15 @@ def _check_limit(limit: Any, reference: str) -> None:
 
 def _checked_ridge(ridge: Any, scale: Any, reference: str) -> Ridge | None:
     """The ridge with its scale; None where the rows are to choose it."""
-    if isinstance(ridge, str) and ridge != "auto":
+    is_chosen_by_rows = isinstance(ridge, str)
+    if is_chosen_by_rows and ridge != "auto":
         raise ValueError(f'ridge must be a number or "auto", found {ridge!r}.')
     require_choice("ridge_scale", scale, ("relative", "absolute"))
-    if scale == "absolute" and (reference == "terms" or ridge == "auto"):
+    if scale == "absolute" and (reference == "terms" or is_chosen_by_rows):
         raise ValueError(
             'ridge_scale="absolute" needs reference="complement" and a number for ridge like 1e-4.'
         )
-    return None if ridge == "auto" else Ridge(ridge, scale)
+    return None if is_chosen_by_rows else Ridge(ridge, scale)
 
 
 def plain(value: Any) -> Any:

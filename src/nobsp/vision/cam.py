@@ -356,7 +356,11 @@ class NObSPCam(Explainer):
                 own[:, 0],
             )
 
-        parts = self._each(images, targets, remove, progress=progress)
+        parts = list(self._each(images, targets, remove, progress=progress))
+        if len({tuple(order.shape[1:]) for order, *_ in parts}) > 1:
+            raise ValueError(
+                "images has batches of different sizes, whose maps have other locations; ask for each size by itself."
+            )
         order, probability, own = (
             torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)
         )

@@ -56,7 +56,13 @@ class OneTensorModel(nn.Module):
 
     def _numbers(self, result: Any, rows: int) -> Tensor:
         assert self.output is not None
-        numbers = self.output(result)
+        try:
+            numbers = self.output(result)
+        except (TypeError, ValueError, LookupError, AttributeError) as failure:
+            raise ValueError(
+                f"output, or a function as target, fails on what the model returns, {type(result).__name__} "
+                f"({type(failure).__name__}: {failure})."
+            ) from failure
         if not isinstance(numbers, Tensor) or numbers.ndim not in (1, 2) or len(numbers) != rows:
             shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
             raise ValueError(
