@@ -150,7 +150,7 @@ def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _dtype_name(tensor: Any) -> str:
@@ -192,14 +192,14 @@ def _read_header(file: IO[bytes], size: int) -> tuple[dict[str, Any], int]:
     except ValueError as failure:
         raise DamagedError(f"its header cannot be read ({failure})") from failure
     if not isinstance(header, dict):
-        raise DamagedError("its header is no object")
+        raise DamagedError("its header is not an object")
     return header, start
 
 
 def _texts(content: Any) -> dict[str, str]:
     """The texts beside the tensors."""
     if not isinstance(content, dict) or not all(isinstance(text, str) for text in content.values()):
-        raise DamagedError("its metadata are no texts")
+        raise DamagedError("its metadata are not texts")
     return dict(content)
 
 

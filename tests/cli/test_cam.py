@@ -347,7 +347,7 @@ def test_confusions_are_counted_and_shown_with_neighbours_of_both_classes(
         tmp_path / "new",
     )
     assert refused.code == 2
-    assert "confusions need one folder a class" in refused.err
+    assert "confusions need one folder per class" in refused.err
 
 
 def test_images_are_brought_to_size_by_cutting_or_squashing(tmp_path: Path) -> None:

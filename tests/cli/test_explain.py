@@ -742,7 +742,11 @@ WRONG: dict[str, tuple[tuple[object, ...], int, str]] = {
     "a factory that makes no model": (("--model", "shop:number"), 1, "found int"),
     "weights for a file": (("--weights", "house.safetensors"), 2, "--weights goes with a factory"),
     "weights as a model": (("--model", "house.safetensors"), 2, "holds weights alone"),
-    "a model that is none": (("--model", "houses.csv"), 2, "is no model this command reads"),
+    "a model that is none": (
+        ("--model", "houses.csv"),
+        2,
+        "is not a model that this command reads",
+    ),
     "out is a file": (("--out", "houses.csv"), 2, "--out houses.csv is a file"),
     "out below a file": (("--out", "houses.csv/out"), 2, "cannot be written to"),
     "out where nobody may write": (("--out", "/proc/nobsp"), 2, "cannot be written to"),

@@ -265,7 +265,7 @@ def test_more_neighbours_than_there_are_rows_is_an_error(fitted):
         (
             np.full(ROWS, CLASSES),
             ValueError,
-            r"labels holds 4 \(row 0\), which is none of the classes \[0, 1, 2, 3\]",
+            r"labels holds 4 \(row 0\), which is not one of the classes \[0, 1, 2, 3\]",
         ),
         (np.r_[np.zeros(ROWS - 1, int), -1], ValueError, rf"labels holds -1 \(row {ROWS - 1}\)"),
         (np.full(ROWS, 0.5), ValueError, r"labels holds 0\.5 \(row 0\)"),

@@ -162,7 +162,7 @@ def test_columns_of_a_table_can_be_chosen_and_those_of_an_array_named(frame):
     [ax] = plots.retrieval_panel(numbers, hits(), database=numbers, row=1, features=["a", "r"])
     assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "r"]
     assert ax.texts[5].get_text() == "1"
-    with pytest.raises(ValueError, match="'room', which is no column of database"):
+    with pytest.raises(ValueError, match="'room', which is not a column of database"):
         plots.retrieval_panel(frame.iloc[4], hits(), database=frame, features=["room"])
 
 

@@ -1,4 +1,4 @@
-"""Columns that go along with each other are suggested as features, which `features` takes as they are."""
+"""Correlated columns are suggested as features, which `features` takes as they are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.tabular.nets import net
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(600, 3))
-# The fourth column falls as the first rises, along a curve; the fifth goes along with the second, but not closely.
+# The fourth column falls as the first rises, along a curve; the fifth is correlated with the second, but not closely.
 TABLE = np.column_stack([X, -np.exp(X[:, 0]), X[:, 1] + 0.6 * X[:, 2]])
 
 

@@ -92,7 +92,7 @@ def audit(
 
     Finds rows, or images, that deserve a second look: likely errors of the model, likely wrong labels, cases on the
     boundary, and outliers, by comparing the evidence behind each prediction with that behind its neighbours'. Give a
-    table with --data and --target (classes, or values of a regression), --images with one folder a class, or either
+    table with --data and --target (classes, or values of a regression), --images with one folder per class, or either
     with a table of --labels. The folder of --out gets **audit.csv** (every row with its findings, most suspicious
     first), **influence.csv** (for those flagged, the rows without which the prediction would change most, where a
     linear head was trained on them) and **report.html** (the cases with their neighbours), where one ticks what to
@@ -273,7 +273,7 @@ def _audit_images(
         labels = [_read_labels(label, method.labels, "--labels") for label in tables]
         method = method.name_classes(tables[0])
     else:
-        cam.require_folders(pictures, database, "an audit needs one folder a class, or --labels")
+        cam.require_folders(pictures, database, "an audit needs one folder per class, or --labels")
         labels = [np.array(ones.labels) for ones in (database, pictures)]
     method.check(len(database) - (pictures is database))
     link = "sigmoid" if labels[0].ndim == 2 else None
@@ -545,7 +545,7 @@ def _find_change(decision: dict[str, Any], data: _LabelledRows, path: Path | Non
     after = _as_label(decision.get("new_label", before), are_numbers)
     if decision["decision"] == "relabel" and after is None:
         raise UsageError(
-            f"{which}: new_label {decision['new_label']!r} is no number, as all labels are."
+            f"{which}: new_label {decision['new_label']!r} is not a number, but all labels are."
         )
     return _Change(row, name, column, before, after)
 
@@ -628,7 +628,7 @@ def _read_decisions(path: Path | None) -> list[dict[str, Any]]:
             _require_decision(decision)
     except (ValueError, csv.Error) as failure:
         raise UsageError(
-            f"--apply {path} is no file of decisions as the report saves it: {failure}."
+            f"--apply {path} is not a file of decisions as the report saves it: {failure}."
         ) from failure
     return decisions
 
@@ -636,7 +636,7 @@ def _read_decisions(path: Path | None) -> list[dict[str, Any]]:
 def _require_decision(decision: Any) -> None:
     """An error where a decision lacks something, or has something that is no text or number."""
     if not isinstance(decision, dict):
-        raise ValueError(f"{str(decision)[:60]!r} is no decision")
+        raise ValueError(f"{str(decision)[:60]!r} is not a decision")
     for name, value in decision.items():
         if not isinstance(name, str) or not isinstance(value, str | int | float | None):
             raise ValueError(
@@ -647,7 +647,7 @@ def _require_decision(decision: Any) -> None:
             raise ValueError(f"it has no {name!r}")
     if decision["decision"] not in ("keep", "relabel", "drop"):
         raise ValueError(
-            f"decision {str(decision['decision'])[:60]!r} is none of keep, relabel and drop"
+            f"decision {str(decision['decision'])[:60]!r} is not keep, relabel or drop"
         )
     new_label = decision.get("new_label")
     if decision["decision"] == "relabel" and (new_label is None or new_label == ""):

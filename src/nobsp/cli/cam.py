@@ -152,7 +152,7 @@ class ConfusionOptions:
     """Which confusions."""
 
     calibrate: Path | None = None
-    """Images to calibrate on and to take neighbours from, one folder a class (default: those of --images)."""
+    """Images to calibrate on and to take neighbours from, one folder per class (default: those of --images)."""
     pairs: Annotated[int, POSITIVE] = 10
     """Most pairs of classes, the most frequent first."""
     examples: Annotated[int, POSITIVE] = 4
@@ -171,7 +171,7 @@ def confusions(
 ) -> None:
     """Show which classes a network confuses, and why.
 
-    Counts which class is taken for which, with one folder of --images a class, and shows for each such pair where the
+    Counts which class is taken for which, with one folder of --images per class, and shows for each such pair where the
     network sees the wrong class rather than the right one, beside the nearest images of both. The folder of --out gets
     **confusions.csv** (pairs, counts and the channels that decide) and **report.html**.
     """
@@ -179,7 +179,7 @@ def confusions(
 
     with output.write(CONFUSION_FILES) as folder, model.limit_threads(None):
         pictures, others = find_images(images, method.calibrate, model)
-        require_folders(pictures, others, "confusions need one folder a class")
+        require_folders(pictures, others, "confusions need one folder per class")
         loaded = load_model(model)
         network, names = prepare_network(model, loaded, others, console)
         unknown = sorted(set(map(str, pictures.labels)) - set(names))

@@ -101,8 +101,8 @@ def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
             f"--model {path}: TorchScript and ONNX are not read; save the model with torch.export.save."
         )
     raise UsageError(
-        f"--model {path} is no model this command reads: torch.export (.pt2) or skops. Or name a function that returns "
-        "the model, package.module:function."
+        f"--model {path} is not a model that this command reads: torch.export (.pt2) or skops. Or name a function that "
+        "returns the model, package.module:function."
     )
 
 
@@ -262,7 +262,7 @@ class Data:
     not_used: tuple[str, ...]
     # Features of several columns, as --groups names them.
     features: Mapping[str, Sequence[str]]
-    # Which rows belong together, one value a row; None where nobody said.
+    # Which rows belong together, one value per row; None where nobody said.
     groups: Any = None
 
     @property

@@ -74,7 +74,7 @@ def _own_term(side: Side, feature: str, output: int) -> FloatArray:
 
 
 def _feature_values(side: Side, name: str) -> AnyArray:
-    """A feature's values, one a row."""
+    """A feature's values, one per row."""
     functions = side.explanation.origin
     if not isinstance(functions, Functions):
         raise ValueError("along needs accounts that an explainer gave; these were made by hand.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,12 +48,17 @@ def run(
     recovered = functions["functions_r2"]
     largest = max(cells["strongest"].values())
     # What plays no part is drawn to the scale of the others.
-    every = [curve for name in recovered for curve in curves[name][1:]]
+    all_recovered = [curve for name in recovered for curve in curves[name][1:]]
     drawn = []
-    for name, (grid, *pair) in curves.items():
-        learned, true = (draw_path(grid, one, pair if name in recovered else every) for one in pair)
+    for name, (grid, learned, true) in curves.items():
+        scale = [learned, true] if name in recovered else all_recovered
         drawn.append(
-            {"learned": learned, "true": true, "formula": FORMULAS[name], "r2": recovered.get(name)}
+            {
+                "learned": draw_path(grid, learned, scale),
+                "true": draw_path(grid, true, scale),
+                "formula": FORMULAS[name],
+                "r2": recovered.get(name),
+            }
         )
 
     index = fill_template(
@@ -81,16 +86,15 @@ def run(
 def _describe(
     functions: Mapping[str, Any], cells: Mapping[str, Any], digits: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    kept = {0: "no interaction", 1: "one interaction"}.get(
-        cells["pairs"], f"{cells['pairs']} interactions"
-    )
+    in_words = {0: "no interaction", 1: "one interaction"}
+    interactions = in_words.get(cells["pairs"], f"{cells['pairs']} interactions")
     return (
         f"Known functions: the network's own R² on fresh rows is {functions['network_r2']:.4f}; taken apart, it gives "
         f"back the four functions it was trained on with a mean R² of {functions['mean_r2']:.4f} (held-out R² of the "
         f"account: {functions['held_out_r2']:.4f}).",
         f"The column that plays no part gets {functions['idle_share']:.2%} of the output's spread.",
-        f"Breast cancer: {cells['accuracy']:.1%} of {cells['fresh']} fresh cells are right; functions and {kept} "
-        f"explain its log-odds with a held-out R² of {cells['held_out_r2']:.3f}, on the fresh cells "
+        f"Breast cancer: {cells['accuracy']:.1%} of {cells['fresh']} fresh cells are right; functions and "
+        f"{interactions} explain its log-odds with a held-out R² of {cells['held_out_r2']:.3f}, on the fresh cells "
         f"{cells['fresh_r2']:.3f}. Strongest: {', '.join([*cells['strongest']][:3])}.",
         f"Digits: {digits['accuracy']:.1%} of {digits['fresh']} fresh ones are right; every map and its residual add "
         f"up to the logit, to {digits['gap']:.0e}.",
@@ -168,21 +172,13 @@ def explain_functions(
     true = np.column_stack([function(x[:, k]) for k, function in enumerate(FUNCTIONS.values())])
     y = true.sum(1) + NOISE * rng.normal(size=SAMPLES)
     calibration = rng.uniform(-2.0, 2.0, size=(CALIBRATION, len(FUNCTIONS)))
-    rows = torch.tensor(x, dtype=torch.float32)
-    targets = torch.tensor(y, dtype=torch.float32)[:, None]
-    network = nn.Sequential(
-        nn.Linear(5, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1)
-    )
-    loss = nn.functional.mse_loss
-    train(network, rows[:TRAINING], targets[:TRAINING], loss, epochs=epochs, rate=3e-3, decay=1e-4)
-    explainer = NObSP(network, features=list(FUNCTIONS), output_names=["y"])
-    explainer.fit(calibration)
+
+    network = _train_on_functions(x[:TRAINING], y[:TRAINING], epochs=epochs)
+    explainer = NObSP(network, features=list(FUNCTIONS), output_names=["y"]).fit(calibration)
+
     fresh = x[TRAINING:]
     truth = y[TRAINING:]
     explanation = explainer(fresh)
-    outputs = explanation.predictions[:, 0]
-    single = explanation.values[:, : len(FUNCTIONS), 0]
-    scores = function_reproduction(single, true[TRAINING:], outputs=outputs)
     report(
         explanation,
         page,
@@ -193,25 +189,49 @@ def explain_functions(
         labels=truth,
         truth=FUNCTIONS,
     )
-    grid = np.linspace(-2.0, 2.0, 81)
-    curves = {}
-    for k, (name, function) in enumerate(FUNCTIONS.items()):
-        learned = explainer.function(name)
-        curves[name] = (grid, *(one(grid) - one(fresh[:, k]).mean() for one in (learned, function)))
 
+    outputs = explanation.predictions[:, 0]
+    single = explanation.values[:, : len(FUNCTIONS), 0]
+    scores = function_reproduction(single, true[TRAINING:], outputs=outputs)
+    by_name = zip(FUNCTIONS, scores.r2, strict=True)
     numbers = {
         "network_r2": 1.0 - float(np.mean((outputs - truth) ** 2) / np.var(truth)),
-        "functions_r2": {
-            name: float(r2)
-            for name, r2 in zip(FUNCTIONS, scores.r2, strict=True)
-            if np.isfinite(r2)
-        },
+        "functions_r2": {name: float(r2) for name, r2 in by_name if np.isfinite(r2)},
         "mean_r2": scores.mean_r2,
         "idle_share": scores.mean_null_attribution / float(outputs.std()),
         "held_out_r2": float(explainer.explained_[0]),
         "fresh_r2": float(explanation.explained()[0]),
     }
-    return numbers, curves
+    return numbers, _curves_beside_truth(explainer, fresh)
+
+
+def _train_on_functions(x: Array, y: Array, *, epochs: int) -> nn.Sequential:
+    """A network with two hidden layers."""
+    network = nn.Sequential(
+        nn.Linear(5, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1)
+    )
+    train(
+        network,
+        torch.tensor(x, dtype=torch.float32),
+        torch.tensor(y, dtype=torch.float32)[:, None],
+        nn.functional.mse_loss,
+        epochs=epochs,
+        rate=3e-3,
+        decay=1e-4,
+    )
+    return network
+
+
+def _curves_beside_truth(explainer: NObSP, rows: Array) -> dict[str, tuple[Array, Array, Array]]:
+    """Per function where it is drawn, what was learned there and what is true, both with mean zero over the rows."""
+    grid = np.linspace(-2.0, 2.0, 81)
+    curves = {}
+    for k, (name, true_function) in enumerate(FUNCTIONS.items()):
+        learned_function = explainer.function(name)
+        learned = learned_function(grid) - learned_function(rows[:, k]).mean()
+        true = true_function(grid) - true_function(rows[:, k]).mean()
+        curves[name] = (grid, learned, true)
+    return curves
 
 
 @torch.random.fork_rng(devices=[])
@@ -228,16 +248,11 @@ def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
     unseen, fresh, unseen_labels, truth = train_test_split(
         others, labels, train_size=0.6, random_state=0, stratify=labels
     )
-    rows = torch.tensor(x, dtype=torch.float32)
-    targets = torch.tensor(y, dtype=torch.float32)[:, None]
-    scaled = nn.BatchNorm1d(30, 1e-12, None, affine=False)  # columns come in their own units
-    network = nn.Sequential(
-        scaled, nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1)
-    )
-    loss = nn.functional.binary_cross_entropy_with_logits
-    train(network, rows, targets, loss, epochs=epochs, rate=2e-3, decay=1.0)
+
+    network = _train_on_cells(x, y, epochs=epochs)
     explainer = NObSP(network, features=names, output_names=["malignant"]).fit(unseen)
     explanation = explainer(fresh)
+    index = ContributionIndex(explainer, task="classification").fit(unseen, unseen_labels)
     report(
         explanation,
         page,
@@ -247,12 +262,10 @@ def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
         "contributions speak for malignant. What is explained is the network, not the disease.",
         labels=truth,
         class_names=["benign", "malignant"],
-        hits=ContributionIndex(explainer, task="classification")
-        .fit(unseen, unseen_labels)
-        .query(fresh, k=8),
+        hits=index.query(fresh, k=8),
     )
-    sizes = np.abs(explanation.total()[:, :, 0]).mean(0)
 
+    sizes = np.abs(explanation.total()[:, :, 0]).mean(0)
     return {
         "accuracy": float(((explanation.predictions[:, 0] > 0) == (truth == 1)).mean()),
         "fresh": len(fresh),
@@ -261,6 +274,24 @@ def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
         "pairs": sum(len(term) > 1 for term in explainer.terms_),
         "strongest": {names[k]: float(sizes[k]) for k in np.argsort(-sizes)[:6]},
     }
+
+
+def _train_on_cells(x: Array, y: NDArray[np.int64], *, epochs: int) -> nn.Sequential:
+    """A network with two hidden layers that scales its columns, which come in their own units."""
+    scaled = nn.BatchNorm1d(30, 1e-12, None, affine=False)
+    network = nn.Sequential(
+        scaled, nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1)
+    )
+    train(
+        network,
+        torch.tensor(x, dtype=torch.float32),
+        torch.tensor(y, dtype=torch.float32)[:, None],
+        nn.functional.binary_cross_entropy_with_logits,
+        epochs=epochs,
+        rate=2e-3,
+        decay=1.0,
+    )
+    return network
 
 
 @torch.random.fork_rng(devices=[])
@@ -277,30 +308,21 @@ def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any
         images, data.target, test_size=1 / 3, random_state=0, stratify=data.target
     )
     x, fresh, y, labels = (torch.from_numpy(part) for part in split)
-    layers: list[nn.Module] = []
-    for before, after in ((1, 16), (16, 32), (32, 64)):
-        layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
-    network = nn.Sequential(
-        nn.Sequential(*layers), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
-    )
-    train(network, x, y, nn.functional.cross_entropy, epochs=epochs, rate=5e-3, decay=1e-2)
+    network = _train_on_digits(x, y, epochs=epochs)
     cam = NObSPCam(network, output_names=[str(digit) for digit in range(10)]).fit(x)
     index = ContributionIndex(cam).fit(x, y)
     maps = cam(fresh)
     truth = labels.numpy()
     right = maps.logits.argmax(1) == truth
-    rng = np.random.default_rng(0)
-    given = truth.copy()
-    planted = rng.choice(len(truth), PLANTED, replace=False)
-    given[planted] = (given[planted] + rng.integers(1, 10, PLANTED)) % 10
-    audited = audit(index, fresh, given)
+
+    planted = _plant_wrong_labels(truth)
+    audited = audit(index, fresh, planted.labels)
     assert audited.mislabels is not None  # labels were given
     suspected = np.flatnonzero(audited.mislabels)
-    caught = suspected[np.isin(suspected, planted)]
-    # What the network gets wrong, and then some of every digit.
-    each = [np.flatnonzero(right & (truth == digit)) for digit in range(10)]
-    rest = [ones[turn] for turn in range(_SHOWN) for ones in each if turn < len(ones)]
-    shown = [int(row) for row in [*np.flatnonzero(~right), *rest]][:_SHOWN]
+    caught = suspected[np.isin(suspected, planted.rows)]
+
+    of_digit = [np.flatnonzero(right & (truth == digit)) for digit in range(10)]
+    shown = _rows_to_show(np.flatnonzero(~right), of_digit)
     report(
         cam(fresh[shown], np.argsort(-maps.logits[shown], axis=1)[:, :3]),
         page,
@@ -313,8 +335,8 @@ def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any
         hits=index.query(fresh[shown], k=8),
         gallery=x,
     )
+
     centred = maps.logits[np.arange(len(maps)), maps.target] - maps.base_values[maps.target]
-    pictures = np.repeat(fresh.numpy().transpose(0, 2, 3, 1), 3, axis=3)
     numbers = {
         "accuracy": float(right.mean()),
         "fresh": len(fresh),
@@ -324,13 +346,47 @@ def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any
         "suspected": len(suspected),
         "caught": len(caught),
     }
-    # The surest of each digit among those that are right.
-    overlays = maps.overlay(fresh, opacity=0.85)
-    surest = [max(rows, key=maps.confidence.__getitem__) for rows in each if len(rows)]
-    examples = [(int(truth[row]), pictures[row], overlays[row]) for row in surest]
 
-    return (
-        numbers,
-        examples,
-        [(int(given[row]), int(audited.suggested[row]), pictures[row]) for row in caught[:12]],
+    pictures = np.repeat(fresh.numpy().transpose(0, 2, 3, 1), 3, axis=3)
+    overlays = maps.overlay(fresh, opacity=0.85)
+    surest = [max(rows, key=maps.confidence.__getitem__) for rows in of_digit if len(rows)]
+    examples = [(int(truth[row]), pictures[row], overlays[row]) for row in surest]
+    suspects = [
+        (int(planted.labels[row]), int(audited.suggested[row]), pictures[row])
+        for row in caught[:12]
+    ]
+    return numbers, examples, suspects
+
+
+def _train_on_digits(x: Tensor, y: Tensor, *, epochs: int) -> nn.Sequential:
+    """A small convolutional network."""
+    layers: list[nn.Module] = []
+    for before, after in ((1, 16), (16, 32), (32, 64)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
+    network = nn.Sequential(
+        nn.Sequential(*layers), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
     )
+    train(network, x, y, nn.functional.cross_entropy, epochs=epochs, rate=5e-3, decay=1e-2)
+    return network
+
+
+class _Planted(NamedTuple):
+    """Labels of which some were made wrong on purpose."""
+
+    labels: NDArray[np.int64]
+    rows: NDArray[np.int64]  # the wrong ones
+
+
+def _plant_wrong_labels(truth: NDArray[np.int64]) -> _Planted:
+    """Gives some rows another label, any of the nine."""
+    rng = np.random.default_rng(0)
+    rows = rng.choice(len(truth), PLANTED, replace=False)
+    labels = truth.copy()
+    labels[rows] = (labels[rows] + rng.integers(1, 10, PLANTED)) % 10
+    return _Planted(labels, rows)
+
+
+def _rows_to_show(wrong: NDArray[np.intp], of_digit: Sequence[NDArray[np.intp]]) -> list[int]:
+    """What the network gets wrong, and then some of every digit."""
+    in_turns = [rows[turn] for turn in range(_SHOWN) for rows in of_digit if turn < len(rows)]
+    return [int(row) for row in [*wrong, *in_turns]][:_SHOWN]

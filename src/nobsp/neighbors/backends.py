@@ -304,7 +304,7 @@ class Collection(Backend):
         if rows.labels is not None:
             if rows.labels.ndim == 2:
                 raise ValueError(
-                    'Milvus keeps one label a row; several are kept in memory: backend="usearch".'
+                    'Milvus keeps one label per row; several are kept in memory: backend="usearch".'
                 )
             schema.add_field(
                 "label", kinds.DOUBLE if rows.labels.is_floating_point() else kinds.INT64

@@ -181,7 +181,7 @@ class Outcomes:
         wrong = self.classes[codes] != values
         if wrong.any():
             raise ValueError(
-                f"{argument} holds {values[wrong][0].item()!r} (row {int(wrong.argmax())}), which is none of the "
+                f"{argument} holds {values[wrong][0].item()!r} (row {int(wrong.argmax())}), which is not one of the "
                 f"classes {_show(self.classes)}; {advice}"
             )
 

@@ -133,7 +133,7 @@ class Neighbors(Answers):
             return np.asarray((self.labels == towards[:, None]).mean(1))
         if (unknown := ~np.isin(towards, self.classes)).any():
             raise ValueError(
-                f"labels has {towards[unknown][0]!r}, which is no class of the database."
+                f"labels has {towards[unknown][0]!r}, which is not a class of the database."
             )
 
         return np.asarray(

@@ -371,7 +371,7 @@ class _Rewriter:
             self.home.add_module(wanted, value)
         else:
             raise ValueError(
-                f"the exported model holds {name!r}, which is no tensor; export without it."
+                f"the exported model holds {name!r}, which is not a tensor; export without it."
             )
         return wanted
 

@@ -253,7 +253,9 @@ def _chosen_features(
     chosen = [_lookup.feature_position(feature, names, argument="features") for feature in wanted]
     for feature in chosen:
         if feature not in curves:
-            raise ValueError(f"feature {names[feature]!r} is no function of one column: no curve.")
+            raise ValueError(
+                f"feature {names[feature]!r} is not a function of one column, so it has no curve."
+            )
     return chosen
 
 

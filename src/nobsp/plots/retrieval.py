@@ -213,7 +213,7 @@ def _queried(query: Any, row: int) -> Any:
     if getattr(query, "ndim", 0) != 4:
         return query
     if not -len(query) <= row < len(query):
-        raise ValueError(f"query has {len(query)} images, so that there is no row {row}.")
+        raise ValueError(f"query has {len(query)} images, so there is no row {row}.")
     return query[row]
 
 
@@ -293,7 +293,7 @@ def _columns(database: Any, features: Sequence[str] | None) -> dict[str, NDArray
     for name in chosen:
         if name not in every:
             raise ValueError(
-                f"features has {name!r}, which is no column of database; {suggest(name, every)}"
+                f"features has {name!r}, which is not a column of database; {suggest(name, every)}"
             )
     return {name: every[name] for name in chosen}
 

@@ -533,13 +533,15 @@ def truth_for_page(
     for name, function in (truth or {}).items():
         if name not in functions.feature_names:
             raise ValueError(
-                f"truth names {name!r}, which is no feature; "
+                f"truth names {name!r}, which is not a feature; "
                 f"{suggest(name, functions.feature_names)}"
             )
         number = feature_position(functions, name)
         feature = functions.features[number]
         if feature.span is None:
-            raise ValueError(f"truth of {name!r} cannot be drawn: it is no function of one number.")
+            raise ValueError(
+                f"truth of {name!r} cannot be drawn: it is not a function of one number."
+            )
 
         x = np.linspace(*feature.span, _TRUTH_POINTS)
         every_row = np.asarray(columns[feature.columns[0]], dtype=np.float64)

@@ -152,12 +152,12 @@ class NObSP(Explainer):
 
         Args:
             X: Array, tensor, pandas or polars frame, DataLoader (labels in its batches are left aside), an iterable
-                of batches, or a `ray.data.Dataset` of numbers (or of arrays, one a row).
+                of batches, or a `ray.data.Dataset` of numbers (or of arrays, one per row).
             y: Ignored: the network's own outputs are explained.
             sample_weight: How much each row counts, for rows in memory: a row of weight 2 counts as two such rows do.
                 Weights without a common unit are rounded to a thirtieth of the mean weight, of more than 512 rows to
                 a quarter at worst, so that sums over many rows are right; none above zero becomes zero.
-            groups: Which rows belong together, for rows in memory: one value a row, or the name of a column of the
+            groups: Which rows belong together, for rows in memory: one value per row, or the name of a column of the
                 frame, which stays a feature if the model takes it. Rows of one customer, patient or day are then held
                 out together, and drawn together for the bands; the share explained is that on new groups. Identical
                 rows are kept together always.

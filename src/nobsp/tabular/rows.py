@@ -513,7 +513,7 @@ def resolve_groups(
 
 
 def _group_values(groups: Any) -> NDArray[Any]:
-    """Groups from anything that holds one value a row."""
+    """Groups from anything that holds one value per row."""
     frame = frame_of(groups)
     if frame is not None and len(frame.columns) == 1:
         return np.asarray(frame[:, 0].to_numpy())

@@ -347,7 +347,7 @@ class NObSPCam(Explainer):
         if not feature_map.direct or feature_map.pooling not in ("mean", "flatten"):
             why = "layers come between, or a maximum; use cam(images).account"
             raise ValueError(
-                f"the logits are no sum over the locations of {feature_map.layer!r}: {why}."
+                f"the logits are not a sum over the locations of {feature_map.layer!r}: {why}."
             )
 
         def remove(feature_map: FeatureMap, view: ForwardPass, own: Tensor) -> tuple[Tensor, ...]:
@@ -764,7 +764,7 @@ def _require_names(options: dict[str, Any]) -> None:
     if not all(isinstance(name, str) for name in names):
         raise ValueError("its layer, head, device or inputs have no name")
     if not all(isinstance(value, Tensor) for value in fixed.values()):
-        raise ValueError("an input that is the same for all images is no tensor")
+        raise ValueError("an input that is the same for all images is not a tensor")
 
 
 # Numbers in one image that a file may ask for: a volume of 512 x 512 x 256.

@@ -157,7 +157,7 @@ def confusions(
             targets.require(len(batch))
             truth = targets.choose(logits, 0)[:, 0]
         except (TypeError, ValueError) as failure:
-            raise type(failure)(f"labels are no classes of the model: {failure}") from failure
+            raise type(failure)(f"labels are not classes of the model: {failure}") from failure
 
         for row, pair in enumerate(zip(truth.tolist(), logits.argmax(1).tolist(), strict=True)):
             matrix[pair] += 1
