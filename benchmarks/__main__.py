@@ -49,6 +49,10 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.everyday",
         "repeated rows, clusters, training rows, drift and others: headline beside truth",
     ),
+    "swapped": (
+        "benchmarks.swapped",
+        "was the model trained on the calibration rows? A guess by swapping columns",
+    ),
     "bands": ("benchmarks.tabular.bands", "coverage of the bands around curves"),
     "halves": (
         "benchmarks.tabular.halves",

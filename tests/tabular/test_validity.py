@@ -47,6 +47,17 @@ def test_clusters_that_nobody_named_are_noticed_and_choose_the_ridge() -> None:
     assert explainer.health().neighbourhoods[0] == pytest.approx(truth, abs=0.1)
 
 
+def test_strengths_that_only_neighbourhoods_choose_have_a_headline() -> None:
+    generator = np.random.default_rng(0)
+    centres = generator.normal(size=(150, 10))
+    rows = np.repeat(centres, 10, axis=0) + 0.3 * generator.normal(size=(1500, 10))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        explainer = NObSP(network(10)).fit(rows)
+    assert "clusters" in codes(explainer)
+    assert np.isfinite(explainer.explained_).all()
+
+
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_rows_without_clusters_raise_no_alarm(correlation: float) -> None:
     generator = np.random.default_rng(1)
@@ -150,6 +161,22 @@ def test_rows_whose_predictions_vary_less_are_no_warning() -> None:
     alike = rows[0] + 0.02 * generator.normal(size=(100, 3))
     findings = {finding.code: finding.severity for finding in explainer(alike).findings}
     assert findings.get("fresh_rows", "note") == "note"
+
+
+def test_rows_explained_better_than_the_headline_are_noted() -> None:
+    generator = np.random.default_rng(0)
+
+    def model(X: Any) -> Any:
+        return X[:, 0] + 3 * X[:, 1] * X[:, 2]
+
+    rows = generator.normal(size=(600, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        explainer = NObSP(model, interactions=0).fit(rows)
+    easier = generator.normal(size=(300, 3)) * [1.0, 0.3, 0.3]
+    findings = {finding.code: finding.severity for finding in explainer(easier).findings}
+    assert explainer.score(easier) > explainer.explained_[0] + 0.2
+    assert findings["fresh_rows"] == "note"
 
 
 def test_a_feature_that_others_determine_is_named() -> None:

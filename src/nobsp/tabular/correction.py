@@ -110,6 +110,10 @@ class HeldOut:
     errors: Tensor  # squared residuals summed by fold, (folds, strengths, outputs)
     best: Tensor  # per output the position of the strength that is taken
 
+    def judged(self) -> set[int]:
+        """Positions of the strengths that were tried."""
+        return set(self.errors.isfinite().all(2).all(0).nonzero().flatten().tolist())
+
     def chosen(self) -> Tensor:
         """Residuals at each output's own strength, (rows, outputs)."""
         residuals = [
@@ -173,20 +177,31 @@ def judge_around(
     """
     n_rows, n_outputs = regression.outputs.shape
     n_folds = len(regression.products)
-    residual = torch.full((len(alphas), n_rows, n_outputs), torch.nan, dtype=torch.float64)
-    errors = torch.full((n_folds, len(alphas), n_outputs), torch.inf, dtype=torch.float64)
-
-    judged: set[int] = set()
+    held_out = HeldOut(
+        residual=torch.full((len(alphas), n_rows, n_outputs), torch.nan, dtype=torch.float64),
+        errors=torch.full((n_folds, len(alphas), n_outputs), torch.inf, dtype=torch.float64),
+        best=torch.zeros(n_outputs, dtype=torch.long),
+    )
     wanted = _with_neighbours(likely, len(alphas))
-    while wanted:
-        positions = sorted(wanted)
-        held_out = judge(regression, [alphas[position] for position in positions])
-        residual[positions] = held_out.residual
-        errors[:, positions] = held_out.errors
+    while not wanted <= held_out.judged():
+        held_out = judge_also(held_out, regression, alphas, wanted)
+        level = level_strengths(held_out.errors).any(1).nonzero().flatten().tolist()
+        wanted = _with_neighbours(level, len(alphas))
+    return held_out
 
-        judged |= wanted
-        level = level_strengths(errors).any(1).nonzero().flatten().tolist()
-        wanted = _with_neighbours(level, len(alphas)) - judged
+
+def judge_also(
+    held_out: HeldOut, regression: Regression, alphas: Sequence[float], wanted: Collection[int]
+) -> HeldOut:
+    """The same with the strengths at some more positions, as far as they are not there."""
+    positions = sorted(set(wanted) - held_out.judged())
+    if not positions:
+        return held_out
+    more = judge(regression, [alphas[position] for position in positions])
+    residual = held_out.residual.clone()
+    residual[positions] = more.residual
+    errors = held_out.errors.clone()
+    errors[:, positions] = more.errors
     return HeldOut(residual, errors, choose_strength(errors))
 
 

@@ -23,6 +23,7 @@ from nobsp.tabular.correction import (
     complete_fit,
     hold_outside,
     judge,
+    judge_also,
     share_explained,
 )
 from nobsp.tabular.dependence import Determined, find_determined, ranks
@@ -409,6 +410,7 @@ def choose_by_neighbourhoods(fit: Fit, neighbourhoods: Neighbourhoods) -> Fit:
     clustered = neighbourhoods.clustered
     apart = judge(neighbourhoods.rows, fit.alphas)
     best = torch.where(clustered, apart.best, fit.held_out.best)
+    row_wise = judge_also(fit.held_out, fit.regression, fit.alphas, best.tolist())
     # Bands are made of what was left of every row, with neighbourhoods drawn whole.
     sample = replace(fit.sample, groups=neighbourhoods.codes)
     refitted = complete_fit(
@@ -417,11 +419,11 @@ def choose_by_neighbourhoods(fit: Fit, neighbourhoods: Neighbourhoods) -> Fit:
         sample=sample,
         regression=fit.regression,
         alphas=fit.alphas,
-        held_out=replace(fit.held_out, best=best),
+        held_out=replace(row_wise, best=best),
     )
     held_out = HeldOut(
-        residual=torch.where(clustered, apart.residual, fit.held_out.residual),
-        errors=torch.where(clustered, apart.errors, fit.held_out.errors),
+        residual=torch.where(clustered, apart.residual, row_wise.residual),
+        errors=torch.where(clustered, apart.errors, row_wise.errors),
         best=best,
     )
     return replace(refitted, held_out=held_out)

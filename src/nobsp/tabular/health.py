@@ -192,23 +192,34 @@ def scatter_on_rows(predictions: FloatArray, residual: FloatArray) -> FloatArray
 def compare_with_headline(
     predictions: FloatArray, residual: FloatArray, state: Any, names: Sequence[str]
 ) -> Finding | None:
-    """A finding where these rows' R² is below the headline by more than both scatter, and by 0.05."""
+    """A finding where these rows' R² differs from the headline by more than both scatter, and by 0.05."""
     if len(predictions) < COMPARED_ROWS or len(state.scatter) != len(names) or not state.held_out:
         return None
     headline = np.array(state.explained)
     shares = share_on_rows(predictions, residual)
     scatter = np.hypot(scatter_on_rows(predictions, residual), np.array(state.scatter))
     lower = headline - shares
-    clearly = lower > np.maximum(WORTH_TELLING, STANDARD_ERRORS * scatter)  # False for NaN
-    if not clearly.any():
+    least = np.maximum(WORTH_TELLING, STANDARD_ERRORS * scatter)
+    is_lower = lower > least  # False for NaN
+    is_higher = -lower > least
+    if not (is_lower | is_higher).any():
         return None
 
-    output = int(np.where(clearly, lower, -np.inf).argmax())
+    # Of outputs that differ, one that is lower comes first: there the headline promises too much.
+    differing = is_lower if is_lower.any() else is_higher
+    output = int(np.where(differing, np.abs(lower), -np.inf).argmax())
     subject = names[output] if len(names) > 1 else ""
     message = (
         f"R² on these {len(predictions):,} rows is {shares[output]:.3f}, where the held-out R² of the calibration is "
         f"{headline[output]:.3f}."
     )
+    if not is_lower.any():
+        message += (
+            " These rows are easier than the calibration rows: rows that a model was trained on are often harder, as "
+            "it knows their noise by heart."
+        )
+        return Finding("note", "fresh_rows", subject, message)
+
     errors = float(np.square(residual[:, output]).mean())
     usual_errors = (1 - headline[output]) * state.variance[output] if state.variance else 0.0
     if errors <= 1.5 * usual_errors:
