@@ -117,6 +117,14 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.retrieval.speed",
         "finding neighbours: exact, usearch, Milvus, faiss",
     ),
+    "parts": (
+        "benchmarks.parts.circuits",
+        "parts of transformers: sums, residuals, and circuits that are known",
+    ),
+    "prune": (
+        "benchmarks.parts.pruning",
+        "networks made smaller without retraining, beside L1, Taylor and Torch-Pruning",
+    ),
     "house": (
         "benchmarks.house",
         "how densely the code is written, files that a call enters, and import times",

@@ -34,6 +34,7 @@ PUBLIC_NAMES = {
     "NObSPCam",
     "Neighbors",
     "PartsExplanation",
+    "Pruned",
     "Ranks",
     "RayCluster",
     "ShapeCheck",
@@ -48,6 +49,7 @@ PUBLIC_NAMES = {
     "explain_parts",
     "metrics",
     "plots",
+    "prune",
     "report",
     "select",
 }

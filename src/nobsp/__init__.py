@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nobsp.neighbors.auditing import Audit, audit
     from nobsp.neighbors.selection import select
     from nobsp.network.exported import as_module
-    from nobsp.parts import PartsExplanation, explain_parts
+    from nobsp.parts import PartsExplanation, Pruned, explain_parts, prune
     from nobsp.reporting import report
     from nobsp.tabular import Explanation, Functions, Health, NObSP, ShapeCheck, WeakSpot
     from nobsp.vision import ActivationMaps, NObSPCam, explain_images
@@ -45,6 +45,7 @@ __all__ = [
     "NObSPCam",
     "Neighbors",
     "PartsExplanation",
+    "Pruned",
     "Ranks",
     "RayCluster",
     "ShapeCheck",
@@ -59,6 +60,7 @@ __all__ = [
     "explain_parts",
     "metrics",
     "plots",
+    "prune",
     "report",
     "select",
 ]
@@ -79,7 +81,7 @@ _HOMES = {
         "select",
     ),
     "network.exported": ("as_module",),
-    "parts": ("PartsExplanation", "explain_parts"),
+    "parts": ("PartsExplanation", "Pruned", "explain_parts", "prune"),
     "reporting": ("report",),
     "tabular": ("Explanation", "Functions", "Health", "NObSP", "ShapeCheck", "WeakSpot"),
     "vision": ("ActivationMaps", "NObSPCam", "confusions", "explain_images"),

@@ -12,7 +12,7 @@ EXPECTED = (
     "thorough", "class-token", "calibration-time", "purity", "audit", "statistics", "speed", "recovery", "models",
     "choosing", "varying", "audit-values", "select", "texts",
     "speed-neighbours", "unseen", "trees", "house", "headline", "bands", "halves", "everyday", "influence",
-    "speed-published",
+    "speed-published", "parts", "prune",
 )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
-"""Parts of a network: what embedding, heads, MLPs, blocks and units add to its outputs."""
+"""Parts of a network: what each adds to its outputs, and networks with fewer of them."""
 
 from nobsp.parts.explanation import Ablation, Lens, PartsExplanation, explain_parts
+from nobsp.parts.pruned import Pruned
+from nobsp.parts.pruning import prune
 
-__all__ = ["Ablation", "Lens", "PartsExplanation", "explain_parts"]
+__all__ = ["Ablation", "Lens", "PartsExplanation", "Pruned", "explain_parts", "prune"]

@@ -79,13 +79,18 @@ def watching(model: nn.Module, target: Target) -> Iterator[Callable[[Tensor], Ta
     def choose(result: Any) -> Tensor:
         if callable(target):
             return _chosen_by_caller(target(result))
-        tensors = tensors_in(result)
-        if not tensors:
-            raise ValueError(f"model returned {quote(result)}, which holds no tensor.")
-        return next(iter(tensors.values()))
+        return result_of(result)
 
     with evaluation_mode(model) as visit, recording(visit, model) as record:
         yield lambda batch: record(batch, choose)
+
+
+def result_of(result: Any) -> Tensor:
+    """The outputs in what a model returns: its logits, or its first tensor."""
+    tensors = tensors_in(result)
+    if not tensors:
+        raise ValueError(f"model returned {quote(result)}, which holds no tensor.")
+    return next(iter(tensors.values()))
 
 
 def _chosen_by_caller(chosen: object) -> Tensor:

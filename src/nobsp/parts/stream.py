@@ -267,7 +267,7 @@ class Graph:
             attends=any(
                 step is not None and (is_attention(step) or step.name in _SOFTMAX) for step in steps
             ),
-            heads=self._heads(term),
+            heads=self.heads_behind(term),
         )
 
     def module_of(self, value: int) -> str:
@@ -275,8 +275,8 @@ class Graph:
         step = self.step(value)
         return "" if step is None else str(step.module)
 
-    def _heads(self, term: int) -> Heads | None:
-        """Heads of attention that reach a branch by linear steps only."""
+    def heads_behind(self, term: int) -> Heads | None:
+        """Heads of attention that reach a tensor by linear steps only."""
         value = term
         while True:
             step = self.step(value)

@@ -164,6 +164,17 @@ class Tape:
 
 
 @contextmanager
+def every_step_seen() -> Iterator[None]:
+    """Without torch's fast path for transformers, one operation in which layers cannot be told apart."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
 def recording(visit: Visit, model: nn.Module) -> Iterator[Callable[..., Tape]]:
     """Hands out `record(x, choose)`: the tape of a forward pass; `choose` takes what is explained from its result."""
     layers: list[str] = []
@@ -177,14 +188,8 @@ def recording(visit: Visit, model: nn.Module) -> Iterator[Callable[..., Tape]]:
         def record(x: Tensor, choose: Callable[[Any], Tensor]) -> Tape:
             layers.clear()
             recorder = _Recorder(x, layers)
-            fast = torch.backends.mha.get_fastpath_enabled()
-            try:
-                # The fast path is one operation in which heads cannot be told apart.
-                torch.backends.mha.set_fastpath_enabled(False)
-                with torch.no_grad(), recorder:
-                    output = choose(visit(x))
-            finally:
-                torch.backends.mha.set_fastpath_enabled(fast)
+            with every_step_seen(), torch.no_grad(), recorder:
+                output = choose(visit(x))
             return recorder.tape(output, rows=len(x))
 
         yield record

@@ -1,0 +1,1 @@
+"""Parts of networks: circuits that are known, and networks made smaller."""

@@ -1,0 +1,378 @@
+"""Which units, channels and heads of a network can be taken out, found on the tape of a forward pass.
+
+A layer's outputs can go where one other layer alone reads them, and every step between the two treats each channel by
+itself: an activation, a batch norm, a depthwise convolution, pooling. Residual streams and outputs stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from nobsp.parts.operations import active_values, is_attention, is_pointwise, is_weighted
+from nobsp.parts.stream import Graph
+from nobsp.parts.tape import Step, Tape
+
+_POOLING = frozenset(
+    (
+        "mean",
+        "avg_pool1d",
+        "avg_pool2d",
+        "_adaptive_avg_pool2d",
+        "adaptive_avg_pool2d",
+        "max_pool2d_with_indices",
+        "adaptive_max_pool2d",
+    )
+)
+_BATCH_NORMS = frozenset(("native_batch_norm", "_native_batch_norm_legit_no_training"))
+_SAME_NUMBERS = frozenset(("clone", "alias", "contiguous", "_to_copy", "neg"))
+_ELEMENTWISE = frozenset(("mul", "add", "sub", "rsub", "div", "pow", "erf", "neg", "exp"))
+_VIEWS = frozenset(("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "squeeze"))
+# How deep heads are looked for behind reshapes, slices and rotations.
+_DEEPEST = 40
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parts that go together: rows of some layers, and the columns with which another reads them."""
+
+    consumer: str  # the layer that reads the parts
+    producers: tuple[str, ...]  # the layers that make them
+    channelwise: tuple[str, ...]  # batch norms and depthwise convolutions between
+    count: int  # how many parts there are
+    width: int  # columns of the consumer that belong to a part
+    kind: str  # "units", "channels" or "heads"
+    attention: str = ""  # the layer whose heads they are
+    norm: str = ""  # the batch norm that alone reads what the consumer returns
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """What stands between a layer and the one that reads it."""
+
+    producers: tuple[str, ...]
+    channelwise: tuple[str, ...] = ()
+    spread: int = 1  # columns that a channel has become by flattening
+
+    def after(self, module: str) -> Chain:
+        """The same with one more layer between."""
+        return replace(self, channelwise=(*self.channelwise, module))
+
+
+@dataclass(frozen=True, eq=False)
+class Finder:
+    """Looks for groups."""
+
+    model: nn.Module
+    tape: Tape
+
+    @cached_property
+    def graph(self) -> Graph:
+        """What is computed from what."""
+        return Graph(self.tape, active_values(self.tape))
+
+    @cached_property
+    def layers(self) -> dict[str, nn.Module]:
+        """All layers by name."""
+        return dict(self.model.named_modules())
+
+    @cached_property
+    def activations(self) -> dict[str, tuple[Step, ...]]:
+        """Layers without weights whose steps all work number by number, such as a GELU that is written out."""
+        steps: dict[str, list[Step]] = {}
+        for step in self.tape.steps:
+            steps.setdefault(step.module, []).append(step)
+        return {
+            name: tuple(own)
+            for name, own in steps.items()
+            if all(is_pointwise(step) or step.name in _ELEMENTWISE for step in own)
+            and not any(self.layers[name].children())
+            and not any(True for _ in self.layers[name].parameters())
+        }
+
+    @cached_property
+    def readers(self) -> Counter[int]:
+        """How many steps read each tensor; an activation that is written out counts as one."""
+        keys: dict[int, set[Any]] = {}
+        for position, step in enumerate(self.tape.steps):
+            key = step.module if step.module in self.activations else position
+            for number in step.inputs:
+                keys.setdefault(number, set()).add(key)
+        readers = Counter({number: len(own) for number, own in keys.items()})
+        readers[self.tape.output] += 1
+        return readers
+
+    def _entering_activation(self, module: str) -> int | None:
+        """The one tensor that an activation reads from outside."""
+        steps = self.activations[module]
+        made = {number for step in steps for number in step.outputs}
+        read = {
+            number
+            for step in steps
+            for number in step.inputs
+            if number in self.graph.active and number not in made
+        }
+        return read.pop() if len(read) == 1 else None
+
+    @cached_property
+    def calls(self) -> Counter[str]:
+        """How often each layer with weights ran."""
+        return Counter(step.module for step in self.tape.steps if is_weighted(step))
+
+    def find(self) -> tuple[list[Group], list[tuple[str, str]]]:
+        """Groups in the order of the forward pass, and layers that stay whole with the reason."""
+        groups: list[Group] = []
+        whole = [
+            (name, "its heads are rows of one matrix inside nn.MultiheadAttention")
+            for name, layer in self.layers.items()
+            if isinstance(layer, nn.MultiheadAttention)
+        ]
+        for step in self.tape.steps:
+            if not is_weighted(step) or is_attention(step):
+                continue
+            name = step.module
+            reason = self._why_not(name)
+            if reason:
+                if (name, reason) not in whole and isinstance(self.layers.get(name), _LAYERS):
+                    whole.append((name, reason))
+                continue
+            group = self._group(step)
+            if isinstance(group, Group):
+                groups.append(group)
+            else:
+                whole.append((name, group))
+        return groups, whole
+
+    def _why_not(self, name: str) -> str:
+        """Why a layer cannot read fewer parts; empty where it can."""
+        layer = self.layers.get(name)
+        if layer is None or not is_plain_layer(layer):
+            return "it is no linear layer or convolution over all channels"
+        if self.calls[name] > 1:
+            return "it is used more than once"
+        return ""
+
+    def _group(self, step: Step) -> Group | str:
+        """The parts that a layer reads, or why they have to stay."""
+        name = step.module
+        entering = self.graph.parents(step.outputs[0])
+        if len(entering) != 1:
+            return "it reads more than one tensor"
+        layer = self.layers[name]
+        is_map = isinstance(layer, nn.Conv1d | nn.Conv2d)
+        chain = self._trace(entering[0], is_map=is_map)
+        if isinstance(chain, Chain):
+            count = n_outputs(self.layers[chain.producers[0]])
+            taps = n_columns(layer) // n_inputs(layer)
+            kind = "channels" if is_map else "units"
+            width = chain.spread * taps
+            return Group(
+                name,
+                chain.producers,
+                chain.channelwise,
+                count,
+                width,
+                kind,
+                norm=self._norm_after(step),
+            )
+        heads = self._heads(entering[0], name)
+        return heads if heads is not None else chain
+
+    def _norm_after(self, step: Step) -> str:
+        """The batch norm that reads what a layer returns, where nothing else does."""
+        value = step.outputs[0]
+        if self.readers[value] > 1:
+            return ""
+        for reader in self.tape.steps:
+            if value in reader.inputs and reader.name in _BATCH_NORMS:
+                return reader.module
+        return ""
+
+    def _trace(self, value: int, *, is_map: bool) -> Chain | str:
+        """The way back to the layers that made a tensor, with channels second (in a map) or last."""
+        if self.readers[value] > 1:
+            return "what it reads is read elsewhere too, as in a residual stream"
+        step = self.graph.step(value)
+        if step is None:
+            return "it reads the input"
+        layer = self.layers.get(step.module)
+        parents = self.graph.parents(value)
+        if is_weighted(step):
+            if _is_depthwise(layer) and self.calls[step.module] == 1:
+                return self._further(parents[0], step.module, is_map=is_map)
+            reason = self._why_not(step.module)
+            if isinstance(layer, nn.Conv1d | nn.Conv2d) != is_map and len(step.inputs) > 1:
+                reason = reason or "a reshape stands between it and the layer before"
+            return reason or Chain((step.module,))
+        if step.name in _BATCH_NORMS:
+            return self._further(parents[0], step.module, is_map=is_map)
+        if step.module in self.activations:
+            entering = self._entering_activation(step.module)
+            if entering is not None:
+                return self._trace(entering, is_map=is_map)
+        if step.name == "mul" and len(parents) == 2:
+            return self._both(parents, is_map=is_map)
+        if len(parents) != 1:
+            return f"{step.name} mixes several tensors"
+        return self._through(step, value, parents[0], is_map=is_map)
+
+    def _further(self, value: int, module: str, *, is_map: bool) -> Chain | str:
+        chain = self._trace(value, is_map=is_map)
+        return chain.after(module) if isinstance(chain, Chain) else chain
+
+    def _both(self, parents: tuple[int, ...], *, is_map: bool) -> Chain | str:
+        """A product of two tensors, as in gated units: a part is a channel of both."""
+        first, second = (self._trace(parent, is_map=is_map) for parent in parents)
+        if isinstance(first, str):
+            return first
+        if isinstance(second, str):
+            return second
+        counts = {n_outputs(self.layers[name]) for name in (*first.producers, *second.producers)}
+        if len(counts) > 1 or first.spread != second.spread:
+            return "the tensors that are multiplied have different channels"
+        return Chain(
+            first.producers + second.producers,
+            first.channelwise + second.channelwise,
+            first.spread,
+        )
+
+    def _through(self, step: Step, value: int, parent: int, *, is_map: bool) -> Chain | str:
+        """A step that treats every channel by itself."""
+        if is_pointwise(step) or step.name in _SAME_NUMBERS or step.name in ("mul", "div"):
+            scalar = len(step.inputs) == 1 or all(
+                self.tape.values[number].numel() == 1 for number in step.inputs if number != parent
+            )
+            if not scalar:
+                return f"{step.name} weighs channels differently"
+            return self._trace(parent, is_map=is_map)
+        before = self.tape.values[parent].shape
+        after = self.tape.values[value].shape
+        pools = step.name in _POOLING and len(before) > 2 and before[1] == after[1]
+        if pools and (is_map or len(after) == 2):
+            return self._trace(parent, is_map=True)
+        if step.name in _VIEWS:
+            return self._view(before, after, parent, is_map=is_map)
+        return f"{step.name} stands between it and the layer before"
+
+    def _view(self, before: Any, after: Any, parent: int, *, is_map: bool) -> Chain | str:
+        """A reshape: tokens laid end to end, or a map made a vector."""
+        flattened = len(before) == 4 and len(after) == 2 and before[0] == after[0]
+        if flattened and not is_map and after[1] == before[1] * before[2] * before[3]:
+            chain = self._trace(parent, is_map=True)
+            if not isinstance(chain, Chain):
+                return chain
+            return replace(chain, spread=chain.spread * before[2] * before[3])
+        if not is_map and before[-1] == after[-1]:
+            return self._trace(parent, is_map=False)
+        return "a reshape stands between it and the layer before"
+
+    def _heads(self, value: int, consumer: str) -> Group | None:
+        """Heads of attention that an output projection reads."""
+        heads = self.graph.heads_behind(value)
+        if heads is None or heads.count < 2:
+            return None
+        step = self.graph.step(heads.value)
+        assert step is not None, "heads are made by a step"
+        made = [number for number in step.inputs if number in self.graph.active]
+        producers = tuple(
+            dict.fromkeys(name for number in made for name in self._linear_behind(number))
+        )
+        layer = self.layers[consumer]
+        columns = n_columns(layer)
+        fits = all(
+            n_outputs(self.layers[name]) % columns == 0 and self.calls[name] == 1
+            for name in producers
+        )
+        if not producers or not fits or columns % heads.count:
+            return None
+        attention = consumer.rpartition(".")[0]
+        inside = _common(producers)
+        if isinstance(layer, nn.Linear) and not inside.startswith(attention):
+            attention = inside
+        width = columns // heads.count
+        return Group(consumer, producers, (), heads.count, width, "heads", attention or inside)
+
+    def _linear_behind(self, value: int) -> list[str]:
+        """Layers that made queries, keys, values or weights of attention."""
+        waiting = [value]
+        seen = set(waiting)
+        names = []
+        while waiting and len(seen) < _DEEPEST:
+            number = waiting.pop()
+            step = self.graph.step(number)
+            if step is None:
+                continue
+            if is_weighted(step) and step.name != "bmm":
+                layer = self.layers.get(step.module)
+                if layer is not None and is_plain_layer(layer):
+                    names.append(step.module)
+                continue
+            for parent in self.graph.parents(number):
+                if parent not in seen:
+                    seen.add(parent)
+                    waiting.append(parent)
+        return sorted(names)
+
+
+def _common(names: tuple[str, ...]) -> str:
+    """The layer that all of some layers are inside of."""
+    words = [name.split(".")[:-1] for name in names]
+    shared = []
+    for level in zip(*words, strict=False):
+        if len(set(level)) > 1:
+            break
+        shared.append(level[0])
+    return ".".join(shared)
+
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+
+
+def is_plain_layer(layer: nn.Module) -> bool:
+    """Whether a layer is W h + b over all channels: linear, a convolution, or the linear layer of GPT-2."""
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        return (
+            layer.groups == 1
+            and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str)
+        )
+    return isinstance(layer, nn.Linear) or is_transposed(layer)
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Whether it is the linear layer of GPT-2, whose weights lie the other way round."""
+    weight = getattr(layer, "weight", None)
+    return type(layer).__name__ == "Conv1D" and isinstance(weight, Tensor) and weight.ndim == 2
+
+
+def _is_depthwise(layer: nn.Module | None) -> bool:
+    return (
+        isinstance(layer, nn.Conv1d | nn.Conv2d)
+        and layer.groups == layer.in_channels == layer.out_channels
+    )
+
+
+def n_outputs(layer: nn.Module) -> int:
+    """Channels that a layer makes."""
+    return int(weight_of(layer).shape[1 if is_transposed(layer) else 0])
+
+
+def n_inputs(layer: nn.Module) -> int:
+    """Channels that a layer reads."""
+    return int(weight_of(layer).shape[0 if is_transposed(layer) else 1])
+
+
+def n_columns(layer: nn.Module) -> int:
+    """Numbers that one output of a layer is made of."""
+    return weight_of(layer).numel() // n_outputs(layer)
+
+
+def weight_of(layer: nn.Module) -> Tensor:
+    """Its weights."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor), "only layers with weights get here"
+    return weight

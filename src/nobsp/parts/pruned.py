@@ -1,0 +1,120 @@
+"""What `prune` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from nobsp.arguments import count, percent
+from nobsp.base import Finding, describe_findings
+from nobsp.frames import frame_like
+
+# Rows for each column of a layer below which a fit to them is a guess.
+_FEW_ROWS = 2
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number before and after."""
+
+    before: int
+    after: int
+
+    @property
+    def ratio(self) -> float:
+        """What is left, as a share."""
+        return self.after / self.before if self.before else 1.0
+
+
+@dataclass(frozen=True)
+class PrunedLayer:
+    """A layer that reads fewer parts than it did."""
+
+    name: str  # the layer that reads the parts
+    made_by: tuple[str, ...]  # the layers that made them
+    kind: str  # "units", "channels" or "heads"
+    before: int
+    after: int
+    kept: tuple[int, ...]  # numbers of the parts that stayed
+    rows_per_column: float  # calibration rows for each number that the layer reads
+    cost: float  # expected squared change of the outputs, by what the others could not take over
+
+
+@dataclass(frozen=True)
+class WholeLayer:
+    """A layer that reads all it did."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Pruned:
+    """A smaller network, what went, and what it cost on rows that nothing was fitted to.
+
+    Attributes:
+        model: The smaller network, an ordinary module in evaluation mode.
+        layers: The layers that became smaller.
+        left_whole: The layers that did not, each with the reason.
+        expected_change: Mean squared change of the outputs that was foreseen, as a share of their variance.
+        measured_change: The same, measured on held-out rows.
+        same_class: Share of held-out rows whose largest output is the same; None for a single output.
+        accuracy: On held-out rows before and after, where labels were given.
+        parameters: How many, before and after.
+        multiplications: How many per row, before and after.
+        held_out_rows: How many rows the measurements are of.
+    """
+
+    model: nn.Module = field(repr=False)
+    layers: tuple[PrunedLayer, ...]
+    left_whole: tuple[WholeLayer, ...]
+    expected_change: float
+    measured_change: float
+    same_class: float | None
+    accuracy: tuple[float, float] | None
+    parameters: Size
+    multiplications: Size
+    held_out_rows: int
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Layers with too few calibration rows, where what others can take over is not known."""
+        few = [layer for layer in self.layers if layer.rows_per_column < _FEW_ROWS]
+        if not few:
+            return ()
+        worst = min(few, key=lambda layer: layer.rows_per_column)
+        message = (
+            f"{count(len(few), 'layer')} had fewer than {_FEW_ROWS} calibration rows for each number they read "
+            f"({worst.name!r}: {worst.rows_per_column:.1f}); pass more rows."
+        )
+        return (Finding("warning", "few_rows", worst.name, message),)
+
+    def to_frame(self) -> Any:
+        """One line per layer: what went and what it cost, as a pandas frame, or else a polars one."""
+        columns = {
+            "layer": np.array([layer.name for layer in self.layers]),
+            "kind": np.array([layer.kind for layer in self.layers]),
+            "before": np.array([layer.before for layer in self.layers]),
+            "after": np.array([layer.after for layer in self.layers]),
+            "cost": np.array([layer.cost for layer in self.layers]),
+        }
+        return frame_like(np.zeros((len(self.layers), 1)), columns)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"Pruned({count(len(self.layers), 'layer')} smaller, {percent(self.parameters.ratio)} of parameters and "
+            f"{percent(self.multiplications.ratio)} of multiplications left)",
+            f"on {count(self.held_out_rows, 'held-out row')}: outputs changed by "
+            f"{percent(self.measured_change)} of their variance ({percent(self.expected_change)} expected)",
+        ]
+        if self.same_class is not None:
+            lines.append(f"the same class for {percent(self.same_class)}")
+        if self.accuracy is not None:
+            before, after = self.accuracy
+            lines.append(f"accuracy {before:.3f} before, {after:.3f} after")
+        if self.findings:
+            lines += describe_findings(self.findings)
+        return "\n".join(lines)

@@ -1,0 +1,665 @@
+"""A smaller network: parts with the smallest unique contribution go, and the others take over what they shared."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nobsp._typing import ArrayLike
+from nobsp.arguments import (
+    array_of,
+    names_of,
+    require_choice,
+    require_number,
+    require_whole_number,
+    suggest,
+)
+from nobsp.network.inference import Operations
+from nobsp.network.visit import keeps_torch_modes
+from nobsp.parts.anatomy import NoPartsError
+from nobsp.parts.groups import Finder, Group
+from nobsp.parts.pruned import Pruned, PrunedLayer, Size, WholeLayer
+from nobsp.parts.removal import RIDGE, Removal, remove_parts
+from nobsp.parts.running import (
+    Rows,
+    module_of,
+    read_rows,
+    require_deterministic,
+    result_of,
+    watching,
+)
+from nobsp.parts.sharing import Curve, share_out
+from nobsp.parts.surgery import (
+    columns_entering,
+    matrix_of,
+    outputs_leaving,
+    set_matrix,
+    shrink,
+    take_over,
+)
+from nobsp.parts.tape import every_step_seen
+
+BudgetOf = Literal["multiplications", "parameters"]
+# Rows of a layer's Gram matrix: enough for every column, and no more than the estimate needs.
+_ROWS_PER_COLUMN = 4
+_FEWEST_ROWS = 16_384
+# Ridge of a layer with as many rows as columns; it falls with the square of the rows.
+_FEW_ROWS_RIDGE = 1e-2
+# Rows whose gradients tell how a layer's errors reach the outputs.
+_METRIC_ROWS = 128
+# Random signs per row in this estimate.
+_METRIC_DRAWS = 2
+# How far a network may move when columns of zeros are cut out, in units of its precision and size.
+_ROUNDING = 1e4
+
+
+# Given a group, its parts' Gram matrix and weights, and how many stay: what is left.
+Choose: TypeAlias = Callable[[Group, Tensor, Tensor, int], Removal]
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """What a removal is fitted to; others than the default are for comparison."""
+
+    towards_whole: bool = (
+        True  # layers are fitted to what the whole network gives, not to the smaller one's own
+    )
+    at_outputs: bool = (
+        True  # parts are ranked by what their loss costs at the outputs, not in the layer
+    )
+    ridge: float = RIDGE
+    choose: Choose | None = (
+        None  # another way to say which parts stay; unique contributions by default
+    )
+    takes_over: bool = True  # whether the parts that stay are fitted anew
+
+
+@keeps_torch_modes
+def prune(
+    model: nn.Module,
+    X: ArrayLike,
+    *,
+    keep: float | None = None,
+    budget: float | None = None,
+    budget_of: BudgetOf = "multiplications",
+    y: ArrayLike | None = None,
+    protect: Sequence[str] = (),
+    held_out: float = 0.2,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Pruned:
+    """Makes a network smaller without retraining it and without labels.
+
+    Units of MLPs, inner channels of residual blocks and bottlenecks (depthwise ones with their pair), MLP units and
+    attention heads of transformers are taken out by their unique contribution: what no other part of the layer can
+    give. The others take over what they shared. Layer after layer, each on what the smaller layers before it give.
+
+    Args:
+        model: A torch model that takes X as one tensor. It is left as it is.
+        X: Rows to calibrate on; some hundred images, or as many rows as the widest layer has units, times four.
+        keep: The share of parts that stays in every layer; 0.5 where neither this nor a budget is given.
+        budget: The share of multiplications or parameters that stays, shared out over layers by what each removal
+            costs at the outputs.
+        budget_of: What the budget counts: "multiplications" or "parameters".
+        y: Labels of X, numbers of classes; only to measure accuracy on held-out rows.
+        protect: Names of layers that stay whole, with all inside them.
+        held_out: The share of rows on which the change is measured, and nothing is fitted.
+        batch_size: Rows at a time.
+        seed: For which rows are held out, and which positions of images are looked at.
+
+    Returns:
+        The smaller network, what went, and what it cost.
+
+    Raises:
+        ValueError: If no part can be taken out; the message says why.
+
+    Example:
+        >>> import torch, nobsp
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+        >>> small = nobsp.prune(model, torch.randn(500, 4), keep=0.5)
+        >>> small.model[0]
+        Linear(in_features=4, out_features=16, bias=True)
+    """
+    return prune_by(
+        model,
+        X,
+        keep=keep,
+        budget=budget,
+        budget_of=budget_of,
+        y=y,
+        protect=protect,
+        held_out=held_out,
+        batch_size=batch_size,
+        seed=seed,
+        recipe=Recipe(),
+    )
+
+
+def prune_by(
+    model: nn.Module,
+    X: ArrayLike,
+    *,
+    keep: float | None = None,
+    budget: float | None = None,
+    budget_of: BudgetOf = "multiplications",
+    y: ArrayLike | None = None,
+    protect: Sequence[str] = (),
+    held_out: float = 0.2,
+    batch_size: int = 64,
+    seed: int = 0,
+    recipe: Recipe,
+) -> Pruned:
+    """The same by a recipe."""
+    with every_step_seen():
+        return _prune(
+            model,
+            X,
+            keep=keep,
+            budget=budget,
+            budget_of=budget_of,
+            y=y,
+            protect=protect,
+            held_out=held_out,
+            batch_size=batch_size,
+            seed=seed,
+            recipe=recipe,
+        )
+
+
+def _prune(
+    model: nn.Module,
+    X: ArrayLike,
+    *,
+    keep: float | None,
+    budget: float | None,
+    budget_of: BudgetOf,
+    y: ArrayLike | None,
+    protect: Sequence[str],
+    held_out: float,
+    batch_size: int,
+    seed: int,
+    recipe: Recipe,
+) -> Pruned:
+    """Reads the arguments, finds the parts, takes them out and measures."""
+    require_choice("budget_of", budget_of, ("multiplications", "parameters"))
+    require_number("held_out", held_out, above=0, below=1)
+    require_whole_number("batch_size", batch_size)
+    if keep is not None and budget is not None:
+        raise ValueError("keep and budget say the same thing in two ways; pass one of them.")
+    if budget is None:
+        keep = require_number("keep", 0.5 if keep is None else keep, above=0, most=1)
+    else:
+        require_number("budget", budget, above=0, most=1)
+
+    module = module_of(model)
+    rows = read_rows(module, X, name="X", batch_size=batch_size)
+    require_deterministic(module, rows)
+    split = _split(len(rows.tensor), held_out, seed)
+    labels = None if y is None else _labels(y, len(rows.tensor))[split.unseen]
+    seen = Rows(rows.tensor[split.seen], rows.device, batch_size)
+    unseen = Rows(rows.tensor[split.unseen], rows.device, batch_size)
+
+    whole = _copied(module)
+    groups, left_whole = _find_groups(whole, rows, protect)
+    surgeon = _Surgeon(whole, groups, seen, seed=seed, recipe=recipe)
+    if keep is not None:
+        counts = [max(1, math.ceil(group.count * keep - 1e-9)) for group in groups]
+    else:
+        assert budget is not None, "one of the two is given"
+        counts = surgeon.share_out(budget, budget_of)
+    small = _copied(module)
+    small, layers, failed = surgeon.operate(small, counts)
+    return _result(
+        whole,
+        small,
+        unseen,
+        labels,
+        layers=layers,
+        left_whole=(*left_whole, *failed),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Split:
+    seen: Tensor
+    unseen: Tensor
+
+
+def _split(n_rows: int, held_out: float, seed: int) -> _Split:
+    """Rows to fit on and rows to measure on."""
+    n_unseen = max(1, round(n_rows * held_out))
+    if n_rows - n_unseen < 2:
+        raise ValueError(
+            f"X has {n_rows} rows, of which at least two are needed beside held-out ones."
+        )
+    order = torch.randperm(n_rows, generator=torch.Generator().manual_seed(seed))
+    return _Split(seen=order[n_unseen:].sort().values, unseen=order[:n_unseen].sort().values)
+
+
+def _labels(y: ArrayLike, n_rows: int) -> Tensor:
+    labels = torch.as_tensor(np.asarray(array_of(y, name="y")))
+    if labels.shape != (n_rows,) or labels.is_floating_point():
+        raise ValueError(
+            f"y must hold the number of a class for each of {n_rows} rows, found the shape {tuple(labels.shape)}."
+        )
+    return labels
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy in evaluation mode."""
+    try:
+        return copy.deepcopy(module).eval()
+    except Exception as failure:
+        raise ValueError(
+            f"model cannot be copied ({failure}), and it is not changed itself."
+        ) from failure
+
+
+def _find_groups(
+    whole: nn.Module, rows: Rows, protect: Sequence[str]
+) -> tuple[list[Group], tuple[WholeLayer, ...]]:
+    """Parts that may go, and the layers that stay whole."""
+    protected = names_of("protect", [protect] if isinstance(protect, str) else protect)
+    known = [name for name, _ in whole.named_modules() if name]
+    for name in protected:
+        if name not in known:
+            raise ValueError(f"protect: there is no layer {name!r}; {suggest(name, known)}")
+
+    groups, others = find_groups(whole, rows.tensor[:2].to(rows.device))
+    left_whole = [WholeLayer(name, reason) for name, reason in others]
+    kept = []
+    for group in groups:
+        if any(_is_inside(name, protected) for name in (group.consumer, *group.producers)):
+            left_whole.append(WholeLayer(group.consumer, "it is protected"))
+        elif group.count < 2:
+            left_whole.append(WholeLayer(group.consumer, "it reads one part only"))
+        else:
+            kept.append(group)
+    if not kept:
+        reasons = "; ".join(f"{layer.name}: {layer.reason}" for layer in left_whole[:5])
+        raise NoPartsError(f"no part of this model can be taken out ({reasons}).")
+    return kept, tuple(left_whole)
+
+
+def find_groups(model: nn.Module, rows: Tensor) -> tuple[list[Group], list[tuple[str, str]]]:
+    """Parts of a model that can go, and layers that stay whole with the reason."""
+    with watching(model, None) as record:
+        return Finder(model, record(rows)).find()
+
+
+def _is_inside(name: str, protected: Iterable[str]) -> bool:
+    return any(name == other or name.startswith(f"{other}.") for other in protected)
+
+
+@dataclass(eq=False)
+class _Sample:
+    """What a layer of the whole network returns at some positions of every row."""
+
+    positions: list[Tensor] = field(default_factory=list)  # per batch
+    outputs: list[Tensor] = field(default_factory=list)  # per batch, (rows × positions, outputs)
+
+
+@dataclass(eq=False)
+class _Surgeon:
+    """Takes parts out of one layer after another."""
+
+    whole: nn.Module
+    groups: list[Group]
+    rows: Rows
+    seed: int
+    recipe: Recipe
+    samples: dict[str, _Sample] = field(default_factory=dict)
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.samples = self._sample_whole()
+        self.metrics = self._metrics()
+
+    def operate(
+        self, small: nn.Module, counts: Sequence[int]
+    ) -> tuple[nn.Module, list[PrunedLayer], list[WholeLayer]]:
+        """The smaller network, what went, and what could not."""
+        layers = []
+        failed = []
+        for group, count in zip(self.groups, counts, strict=True):
+            if count >= group.count:
+                continue
+            moments = self._moments(small, group)
+            removal = self._remove(moments, group, count)
+            smaller = _cut(
+                small,
+                group,
+                removal,
+                moments,
+                self._probe(),
+                takes_over=self.recipe.takes_over,
+            )
+            if smaller is None:
+                reason = "its forward pass does not take fewer parts"
+                failed.append(WholeLayer(group.consumer, reason))
+                continue
+            small = smaller
+            layers.append(
+                PrunedLayer(
+                    rows_per_column=moments.rows / (group.count * group.width),
+                    name=group.consumer,
+                    made_by=group.producers,
+                    kind=group.kind,
+                    before=group.count,
+                    after=len(removal.alive),
+                    kept=tuple(removal.alive.tolist()),
+                    cost=sum(removal.costs),
+                )
+            )
+        return small, layers, failed
+
+    def share_out(self, budget: float, budget_of: BudgetOf) -> list[int]:
+        """How many parts of each layer stay within a budget."""
+        curves = []
+        for group in self.groups:
+            moments = self._moments(self.whole, group)
+            removal = self._remove(moments, group, 1)
+            curves.append(Curve(group, removal.costs))
+        return share_out(self.whole, self._probe()[:1], curves, budget=budget, budget_of=budget_of)
+
+    def _probe(self) -> Tensor:
+        return self.rows.tensor[:2].to(self.rows.device)
+
+    def _remove(self, moments: _Moments, group: Group, count: int) -> Removal:
+        n_columns = group.count * group.width
+        few_rows = _FEW_ROWS_RIDGE * (n_columns / moments.rows) ** 2
+        ridge = max(self.recipe.ridge, few_rows)
+        fitted = moments.fitted(ridge)
+        if self.recipe.choose is not None:
+            return self.recipe.choose(group, moments.gram, fitted, count)
+        metric = self.metrics.get(group.consumer)
+        return remove_parts(
+            moments.gram, fitted, width=group.width, keep=count, metric=metric, ridge=ridge
+        )
+
+    def _sample_whole(self) -> dict[str, _Sample]:
+        """Outputs of all consumers, in one pass."""
+        samples = {group.consumer: _Sample() for group in self.groups}
+        generator = torch.Generator().manual_seed(self.seed)
+        layers = dict(self.whole.named_modules())
+        per_row = {
+            group.consumer: _positions_per_row(group, len(self.rows.tensor))
+            for group in self.groups
+        }
+
+        def see(name: str, _: Tensor, leaving: Tensor) -> None:
+            outputs = outputs_leaving(layers[name], leaving)
+            order = torch.randperm(outputs.shape[1], generator=generator)
+            positions = order[: per_row[name]].sort().values
+            samples[name].positions.append(positions)
+            samples[name].outputs.append(outputs[:, positions].flatten(0, 1).cpu())
+
+        with _seeing(self.whole, list(samples), see), torch.no_grad():
+            for batch in self.rows.batches():
+                self.whole(batch)
+        return samples
+
+    def _moments(self, small: nn.Module, group: Group) -> _Moments:
+        """Products of what a layer of the smaller network reads, and of what the whole one returns there."""
+        sample = self.samples[group.consumer]
+        layer = dict(small.named_modules())[group.consumer]
+        entering: list[Tensor] = []
+
+        def see(_: str, given: Tensor, __: Tensor) -> None:
+            entering.append(given)
+
+        moments = _Moments(matrix_of(layer), towards_whole=self.recipe.towards_whole)
+        with _seeing(small, [group.consumer], see), torch.no_grad():
+            for number, batch in enumerate(self.rows.batches()):
+                entering.clear()
+                small(batch)
+                columns = columns_entering(layer, entering[0])[:, sample.positions[number]]
+                bias = layer.bias.detach().cpu() if isinstance(layer.bias, Tensor) else 0.0
+                moments.add(columns.flatten(0, 1).cpu(), sample.outputs[number] - bias)
+        return moments
+
+    def _metrics(self) -> dict[str, Tensor]:
+        """E JᵀJ of every consumer: what errors of its outputs cost at the outputs of the network."""
+        layers = dict(self.whole.named_modules())
+        names = [group.consumer for group in self.groups]
+        if not self.recipe.at_outputs:
+            return {}
+        sums: dict[str, Tensor] = {}
+        caught: dict[str, Tensor] = {}
+
+        def see(name: str, _: Tensor, leaving: Tensor) -> None:
+            leaving.retain_grad()
+            caught[name] = leaving
+
+        generator = torch.Generator().manual_seed(self.seed)
+        chosen = self.rows.tensor[:_METRIC_ROWS]
+        with _seeing(self.whole, names, see), torch.enable_grad():
+            for batch in Rows(chosen, self.rows.device, self.rows.batch_size).batches():
+                outputs = result_of(self.whole(batch)).flatten(1)
+                for draw in range(_METRIC_DRAWS):
+                    signs = torch.randint(0, 2, outputs.shape, generator=generator) * 2.0 - 1.0
+                    total = (outputs * signs.to(outputs)).sum()
+                    tensors = [caught[name] for name in names]
+                    slopes = torch.autograd.grad(
+                        total, tensors, retain_graph=draw + 1 < _METRIC_DRAWS, allow_unused=True
+                    )
+                    for name, slope in zip(names, slopes, strict=True):
+                        _add_products(sums, name, layers[name], slope)
+        share = 1 / (len(chosen) * _METRIC_DRAWS)
+        return {name: total * share for name, total in sums.items()}
+
+
+def _add_products(
+    sums: dict[str, Tensor], name: str, layer: nn.Module, slope: Tensor | None
+) -> None:
+    if slope is None:
+        return
+    rows = outputs_leaving(layer, slope).flatten(0, 1)
+    products = (rows.T @ rows).to("cpu", torch.float64)
+    sums[name] = sums[name] + products if name in sums else products
+
+
+def _positions_per_row(group: Group, n_rows: int) -> int:
+    wanted = max(_FEWEST_ROWS, _ROWS_PER_COLUMN * group.count * group.width)
+    return max(1, math.ceil(wanted / n_rows))
+
+
+@dataclass(eq=False)
+class _Moments:
+    """Sums over rows of a layer's columns h and of the outputs u that are wanted of it."""
+
+    matrix: Tensor  # W of the layer as it is
+    towards_whole: bool
+    rows: int = 0
+    _shift: Tensor | None = None
+    _sum: Tensor | None = None
+    _products: Tensor | None = None
+    _wanted: Tensor | None = None
+    _errors: Tensor | None = None
+    _crossed: Tensor | None = None
+
+    def add(self, columns: Tensor, outputs: Tensor) -> None:
+        """Rows of a batch."""
+        if self._shift is None:
+            self._shift = columns.mean(0)
+        shifted = columns - self._shift
+        predicted = columns @ self.matrix.to(columns.dtype)
+        errors = (outputs if self.towards_whole else predicted) - predicted
+        self.rows += len(columns)
+        self._sum = _added(self._sum, shifted.sum(0))
+        self._products = _added(self._products, shifted.T @ shifted)
+        self._wanted = _added(self._wanted, (predicted + errors).sum(0))
+        self._errors = _added(self._errors, errors.sum(0))
+        self._crossed = _added(self._crossed, shifted.T @ errors)
+
+    @property
+    def gram(self) -> Tensor:
+        """Centred products of the columns, per row."""
+        assert self._products is not None, "rows were added"
+        assert self._sum is not None, "rows were added"
+        return self._products / self.rows - torch.outer(self._sum, self._sum) / self.rows**2
+
+    @property
+    def mean(self) -> Tensor:
+        """Means of the columns."""
+        assert self._sum is not None, "rows were added"
+        assert self._shift is not None, "rows were added"
+        return self._shift + self._sum / self.rows
+
+    @property
+    def wanted(self) -> Tensor:
+        """Means of the outputs that are wanted."""
+        assert self._wanted is not None, "rows were added"
+        return self._wanted / self.rows
+
+    def fitted(self, ridge: float) -> Tensor:
+        """W moved towards the outputs that are wanted; a ridge holds it where it is."""
+        if not self.towards_whole:
+            return self.matrix
+        assert self._sum is not None, "rows were added"
+        assert self._errors is not None, "rows were added"
+        assert self._crossed is not None, "rows were added"
+        gram = self.gram
+        crossed = self._crossed / self.rows - torch.outer(self._sum, self._errors) / self.rows**2
+        strength = ridge * gram.diagonal().mean().clamp_min(1e-30)
+        identity = torch.eye(len(gram), dtype=gram.dtype)
+        moved: Tensor = self.matrix + torch.linalg.solve(gram + strength * identity, crossed)
+        return moved
+
+
+def _added(total: Tensor | None, more: Tensor) -> Tensor:
+    more = more.to(torch.float64)
+    return more if total is None else total + more
+
+
+def _cut(
+    small: nn.Module,
+    group: Group,
+    removal: Removal,
+    moments: _Moments,
+    probe: Tensor,
+    *,
+    takes_over: bool,
+) -> nn.Module | None:
+    """A copy without the parts that go; None where the model does not run as it would with zeros for them."""
+    masked = copy.deepcopy(small)
+    columns = (removal.alive[:, None] * group.width + torch.arange(group.width)).flatten()
+    consumer = dict(masked.named_modules())[group.consumer]
+    mask = torch.zeros(len(removal.weight), dtype=torch.float64)
+    mask[columns] = 1.0
+    set_matrix(consumer, matrix_of(consumer) * mask[:, None])
+    cut = copy.deepcopy(small)
+    layers = dict(cut.named_modules())
+    shrink(layers, group, removal.alive)
+    if not _agree(masked, cut, probe):
+        return None
+    if not takes_over:
+        return cut
+
+    matrix = removal.weight[columns]
+    shift = moments.wanted - moments.mean[columns] @ matrix
+    with torch.no_grad():
+        take_over(layers, group, matrix, shift)
+    return cut
+
+
+def _agree(masked: nn.Module, cut: nn.Module, probe: Tensor) -> bool:
+    """Whether a network with fewer parts gives what it gives with zeros for them."""
+    with torch.no_grad():
+        expected = result_of(masked(probe.clone()))
+        try:
+            found = result_of(cut(probe.clone()))
+        except (RuntimeError, ValueError, TypeError, AttributeError):
+            return False
+    size = float(expected.abs().max())
+    allowed = _ROUNDING * torch.finfo(expected.dtype).eps * max(size, 1e-30)
+    return found.shape == expected.shape and float((found - expected).abs().max()) <= allowed
+
+
+See = Callable[[str, Tensor, Tensor], None]
+
+
+@contextmanager
+def _seeing(model: nn.Module, names: Sequence[str], see: See) -> Iterator[None]:
+    """Shows what layers of a copy of ours read and return."""
+    layers = dict(model.named_modules())
+    handles = []
+    for name in names:
+
+        def hook(_: nn.Module, args: tuple[Any, ...], leaving: Tensor, name: str = name) -> None:
+            see(name, args[0], leaving)
+
+        handles.append(layers[name].register_forward_hook(hook))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _result(
+    whole: nn.Module,
+    small: nn.Module,
+    unseen: Rows,
+    labels: Tensor | None,
+    *,
+    layers: Sequence[PrunedLayer],
+    left_whole: Sequence[WholeLayer],
+) -> Pruned:
+    """The smaller network with what was measured on held-out rows."""
+    before = _run(whole, unseen)
+    after = _run(small, unseen)
+    spread = float(before.var(0, unbiased=False).sum())
+    change = float(((after - before) ** 2).sum(1).mean())
+    several = before.shape[1] > 1
+    expected = sum(layer.cost for layer in layers)
+    return Pruned(
+        model=small,
+        layers=tuple(layers),
+        left_whole=tuple(left_whole),
+        expected_change=expected / spread if spread else math.nan,
+        measured_change=change / spread if spread else math.nan,
+        same_class=float((before.argmax(1) == after.argmax(1)).double().mean())
+        if several
+        else None,
+        accuracy=_accuracies(before, after, labels),
+        parameters=Size(_parameters(whole), _parameters(small)),
+        multiplications=Size(_multiplications(whole, unseen), _multiplications(small, unseen)),
+        held_out_rows=len(unseen.tensor),
+    )
+
+
+def _accuracies(before: Tensor, after: Tensor, labels: Tensor | None) -> tuple[float, float] | None:
+    if labels is None:
+        return None
+    first, second = (
+        float((outputs.argmax(1) == labels).double().mean()) for outputs in (before, after)
+    )
+    return first, second
+
+
+def _run(model: nn.Module, rows: Rows) -> Tensor:
+    """Outputs in float64."""
+    with torch.no_grad():
+        outputs = [result_of(model(batch)).flatten(1).double().cpu() for batch in rows.batches()]
+    return torch.cat(outputs)
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _multiplications(model: nn.Module, rows: Rows) -> int:
+    """Per row."""
+    operations = Operations()
+    with torch.no_grad(), operations:
+        model(rows.tensor[:1].to(rows.device, copy=True))
+    return operations.total // 2

@@ -1,0 +1,155 @@
+"""Makes layers smaller in place: rows of those that make parts, columns of the one that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nobsp.parts.groups import Group, is_transposed, n_outputs, weight_of
+
+# What attention layers call their number of heads, and the width of all heads together.
+_HEAD_COUNTS = (
+    *("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead"),
+    *("num_key_value_heads", "num_kv_heads"),
+)
+_HEAD_WIDTHS = ("all_head_size", "split_size", "embed_dim", "attn_dim", "inner_dim", "hidden_size")
+
+
+def columns_entering(layer: nn.Module, entering: Tensor) -> Tensor:
+    """What a layer multiplies with its weights, (rows, positions, columns); of a convolution all patches."""
+    if isinstance(layer, nn.Conv1d):
+        patches = functional.unfold(
+            entering.unsqueeze(2),
+            (1, layer.kernel_size[0]),
+            dilation=(1, layer.dilation[0]),
+            padding=(0, int(layer.padding[0])),
+            stride=(1, layer.stride[0]),
+        )
+        return patches.mT
+    if isinstance(layer, nn.Conv2d):
+        patches = functional.unfold(
+            entering,
+            layer.kernel_size,
+            dilation=layer.dilation,
+            padding=layer.padding,  # type: ignore[arg-type]  # no text: those are left alone
+            stride=layer.stride,
+        )
+        return patches.mT
+    return entering.reshape(len(entering), -1, entering.shape[-1])
+
+
+def outputs_leaving(layer: nn.Module, leaving: Tensor) -> Tensor:
+    """What a layer returns, (rows, positions, outputs)."""
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        return leaving.flatten(2).mT
+    return leaving.reshape(len(leaving), -1, leaving.shape[-1])
+
+
+def matrix_of(layer: nn.Module) -> Tensor:
+    """W with u = h W + b, (columns, outputs), in float64 on the CPU."""
+    weight = weight_of(layer).detach().to("cpu", torch.float64)
+    return weight.clone() if is_transposed(layer) else weight.flatten(1).T.clone()
+
+
+def shrink(layers: Mapping[str, nn.Module], group: Group, alive: Tensor) -> None:
+    """Makes the layers before the consumer smaller; its own columns go too, with the weights it has."""
+    for name in dict.fromkeys(group.producers):
+        _keep_rows(layers[name], _rows_of(layers[name], group, alive))
+    for name in group.channelwise:
+        _keep_channels(layers[name], alive)
+    consumer = layers[group.consumer]
+    columns = _spread(alive, group.width)
+    set_matrix(consumer, matrix_of(consumer)[columns], inputs=_inputs_left(consumer, group, alive))
+    if group.kind == "heads":
+        _tell_heads(layers[group.attention], group, len(alive))
+
+
+def take_over(layers: Mapping[str, nn.Module], group: Group, matrix: Tensor, shift: Tensor) -> None:
+    """Gives the consumer new weights for the parts that stayed, and adds a constant to its outputs."""
+    consumer = layers[group.consumer]
+    set_matrix(consumer, matrix)
+    weight = weight_of(consumer)
+    added = shift.to(weight)
+    bias = consumer.bias
+    mean = getattr(layers.get(group.norm), "running_mean", None)
+    if isinstance(bias, Tensor):
+        consumer.bias = _parameter(bias.detach() + added, bias)
+    elif isinstance(mean, Tensor):
+        # What a batch norm subtracts: no new parameter is needed.
+        mean.sub_(added)
+    else:
+        consumer.bias = _parameter(added, weight)
+
+
+def _spread(alive: Tensor, width: int) -> Tensor:
+    return (alive[:, None] * width + torch.arange(width)).flatten()
+
+
+def _rows_of(producer: nn.Module, group: Group, alive: Tensor) -> Tensor:
+    """Rows of a producer that belong to the parts that stay; of queries, keys and values in one layer, of each."""
+    if group.kind != "heads":
+        return alive
+    within = _spread(alive, group.width)
+    together = group.count * group.width
+    repeats = n_outputs(producer) // together
+    return torch.cat([within + number * together for number in range(repeats)])
+
+
+def _inputs_left(consumer: nn.Module, group: Group, alive: Tensor) -> int:
+    """Channels, not columns, that the consumer still reads."""
+    before = int(weight_of(consumer).shape[0 if is_transposed(consumer) else 1])
+    return before // group.count * len(alive)
+
+
+def _parameter(values: Tensor, former: Tensor) -> nn.Parameter:
+    copied = values.to(former).clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(copied, requires_grad=former.requires_grad)
+
+
+def _keep_rows(layer: nn.Module, rows: Tensor) -> None:
+    weight = weight_of(layer)
+    kept = weight.detach()[:, rows] if is_transposed(layer) else weight.detach()[rows]
+    layer.weight = _parameter(kept, weight)
+    if isinstance(layer.bias, Tensor):
+        layer.bias = _parameter(layer.bias.detach()[rows], layer.bias)
+    name = "out_features" if isinstance(layer, nn.Linear) else "out_channels"
+    setattr(layer, "nf" if is_transposed(layer) else name, len(rows))
+
+
+def _keep_channels(layer: nn.Module, alive: Tensor) -> None:
+    """A batch norm or depthwise convolution for fewer channels."""
+    for name, tensor in list(layer.named_parameters(recurse=False)):
+        setattr(layer, name, _parameter(tensor.detach()[alive], tensor))
+    for name, buffer in list(layer.named_buffers(recurse=False)):
+        if buffer.ndim:
+            setattr(layer, name, buffer[alive].clone())
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        layer.groups = layer.in_channels = layer.out_channels = len(alive)
+    else:
+        setattr(layer, "num_features", len(alive))  # noqa: B010 - a batch norm of any kind
+
+
+def set_matrix(layer: nn.Module, matrix: Tensor, *, inputs: int | None = None) -> None:
+    """Puts W into a layer that reads so many channels; as many as before by default."""
+    weight = weight_of(layer)
+    if inputs is None:
+        inputs = int(weight.shape[0 if is_transposed(layer) else 1])
+    if is_transposed(layer):
+        layer.weight = _parameter(matrix, weight)
+        setattr(layer, "nx", inputs)  # noqa: B010 - of a class that is not ours
+        return
+    layer.weight = _parameter(matrix.T.reshape(weight.shape[0], inputs, *weight.shape[2:]), weight)
+    setattr(layer, "in_features" if isinstance(layer, nn.Linear) else "in_channels", inputs)
+
+
+def _tell_heads(attention: nn.Module, group: Group, left: int) -> None:
+    """Changes the numbers of heads that an attention layer remembers."""
+    for name in _HEAD_COUNTS:
+        if getattr(attention, name, None) == group.count:
+            setattr(attention, name, left)
+    for name in _HEAD_WIDTHS:
+        if getattr(attention, name, None) == group.count * group.width:
+            setattr(attention, name, left * group.width)

@@ -1,0 +1,292 @@
+"""Smaller networks: really smaller, ordinary modules, that do what the whole one did where parts were superfluous."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nobsp
+from tests.parts.streams import Attention, drawn, rows, tokens
+from tests.parts.test_explanation import huggingface
+
+# What a ridge of 1e-4 leaves where half of all parts are copies of the other half.
+AS_GOOD_AS_NOTHING = 1e-4
+
+
+def twice(layer: nn.Linear | nn.Conv2d, reader: nn.Linear | nn.Conv2d) -> None:
+    """Makes the second half of a layer's outputs copies of the first."""
+    half = len(layer.weight) // 2
+    with torch.no_grad():
+        layer.weight[half:] = layer.weight[:half]
+        if layer.bias is not None:
+            layer.bias[half:] = layer.bias[:half]
+
+
+class Inner(nn.Module):
+    """Convolutions with a batch norm and a depthwise pair, beside a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand = nn.Conv2d(4, 12, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(12)
+        self.depthwise = nn.Conv2d(12, 12, 3, padding=1, groups=12, bias=False)
+        self.norm2 = nn.BatchNorm2d(12)
+        self.project = nn.Conv2d(12, 4, 3, padding=1, bias=False)
+        self.norm3 = nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = nn.functional.relu6(self.norm1(self.expand(x)))
+        inner = nn.functional.relu6(self.norm2(self.depthwise(inner)))
+        return x + self.norm3(self.project(inner))
+
+
+def doubled_convolutions() -> nn.Module:
+    model = drawn(
+        nn.Sequential(
+            nn.Conv2d(3, 4, 3), Inner(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+        )
+    )
+    inner = model[1]
+    with torch.no_grad():
+        for layer in (inner.expand, inner.norm1, inner.depthwise, inner.norm2):
+            for tensor in layer.state_dict().values():
+                if tensor.ndim:
+                    tensor[6:] = tensor[:6]
+    return model
+
+
+def doubled_units() -> nn.Module:
+    model = drawn(nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3)))
+    twice(model[0], model[2])
+    return model
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(5, 16)
+        self.up = nn.Linear(5, 16)
+        self.down = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+def doubled_gates() -> nn.Module:
+    model = drawn(Gated())
+    twice(model.gate, model.down)
+    twice(model.up, model.down)
+    return model
+
+
+class Heads(Attention):
+    """Attention that remembers how many heads it has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.per_head(x).transpose(1, 2)
+        return self.out(mixed.reshape(*mixed.shape[:2], -1)).mean(1)
+
+    def per_head(self, x: Tensor) -> Tensor:
+        n_rows, length, _ = x.shape
+        qkv = self.qkv(x).view(n_rows, length, 3, self.heads, -1)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        weights = (query @ key.transpose(-1, -2)).softmax(-1)
+        return weights @ value
+
+
+def doubled_heads() -> nn.Module:
+    model = drawn(Heads(8, heads=4))
+    with torch.no_grad():
+        for tensor in (model.qkv.weight, model.qkv.bias):
+            tensor.view(3, 2, 4, *tensor.shape[1:])[:, 1] = tensor.view(3, 2, 4, *tensor.shape[1:])[
+                :, 0
+            ]
+    return model
+
+
+DOUBLED: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "units": (doubled_units, rows(400, 5)),
+    "gated units": (doubled_gates, rows(400, 5)),
+    "channels with a depthwise pair": (doubled_convolutions, rows(60, 3, 8, 8)),
+    "heads": (doubled_heads, rows(200, 3, 8)),
+}
+
+
+@pytest.mark.parametrize("kind", DOUBLED)
+def test_of_parts_that_are_there_twice_half_go_without_a_trace(kind: str) -> None:
+    make, x = DOUBLED[kind]
+    model = make()
+
+    pruned = nobsp.prune(model, x, keep=0.5)
+
+    [layer] = pruned.layers
+    assert layer.after == layer.before // 2
+    assert pruned.measured_change < AS_GOOD_AS_NOTHING
+    assert pruned.expected_change < AS_GOOD_AS_NOTHING
+    assert pruned.parameters.after < pruned.parameters.before
+    assert pruned.multiplications.after < pruned.multiplications.before
+
+
+def test_layers_are_really_smaller_and_the_result_is_an_ordinary_module() -> None:
+    model = doubled_convolutions()
+    x = rows(60, 3, 8, 8)
+
+    small = nobsp.prune(model, x, keep=0.5).model
+
+    inner = small[1]
+    assert inner.expand.weight.shape == (6, 4, 1, 1)
+    assert (inner.depthwise.groups, inner.norm2.num_features) == (6, 6)
+    assert inner.project.in_channels == 6
+    assert inner.project.bias is None
+    state = small.state_dict()
+    assert all(value.shape == small.state_dict()[name].shape for name, value in state.items())
+    batch = torch.export.Dim("batch")
+    exported = torch.export.export(small, (x[:4],), dynamic_shapes=({0: batch},))
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    file.seek(0)
+    again = torch.export.load(file).module()
+    with torch.no_grad():
+        torch.testing.assert_close(again(x[:7]), small(x[:7]))
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = doubled_convolutions().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x = rows(60, 3, 8, 8)
+    copy = x.clone()
+
+    nobsp.prune(model, x, keep=0.5)
+
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(not part._forward_hooks for part in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(x, copy)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
+def test_heads_and_units_of_transformers_go(kind: str) -> None:
+    model = huggingface(kind)
+
+    pruned = nobsp.prune(model, tokens(200, 4), keep=0.5)
+
+    kinds = {layer.kind for layer in pruned.layers}
+    assert kinds == {"heads", "units"}
+    assert all(layer.after == layer.before // 2 for layer in pruned.layers)
+
+
+def test_the_rest_takes_over_more_than_it_did_alone() -> None:
+    model = drawn(nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 2)))
+    x = rows(600, 4)
+
+    pruned = nobsp.prune(model, x, keep=0.25)
+
+    [layer] = pruned.layers
+    kept = list(layer.kept)
+    with torch.no_grad():
+        hidden = model[1](model[0](x))[:, kept]
+        alone = hidden @ model[2].weight[:, kept].T
+        whole = model(x)
+        taken_over = pruned.model(x)
+    before = float((whole - alone - (whole - alone).mean(0)).square().mean())
+    after = float((whole - taken_over).square().mean())
+    assert after < 0.2 * before
+    # The mean of every output stays what it was on the rows that were fitted.
+    assert float((whole - taken_over).mean(0).abs().max()) < 0.1 * after**0.5 + 1e-3
+
+
+@pytest.mark.parametrize("budget_of", ["multiplications", "parameters"])
+def test_a_budget_is_kept_and_spent_where_it_costs_least(budget_of: str) -> None:
+    """The first layer's units are there twice, the second's are not."""
+    model = drawn(
+        nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 3))
+    )
+    twice(model[0], model[2])
+
+    pruned = nobsp.prune(model, rows(800, 6), budget=0.62, budget_of=budget_of)
+
+    assert getattr(pruned, budget_of).ratio <= 0.65
+    assert pruned.measured_change < 0.01
+    after = {layer.made_by[0]: layer.after for layer in pruned.layers}
+    assert after["0"] <= 13
+    assert after.get("2", 20) >= 17
+
+
+def test_labels_give_the_accuracy_before_and_after() -> None:
+    model = doubled_units()
+    x = rows(300, 5)
+    labels = model(x).argmax(1)
+
+    pruned = nobsp.prune(model, x, keep=0.5, y=labels)
+
+    assert pruned.accuracy is not None
+    assert pruned.accuracy[0] == 1.0
+    assert pruned.accuracy[1] == pruned.same_class
+    assert pruned.held_out_rows == 60
+    assert list(pruned.to_frame()["after"]) == [8]
+
+
+def test_protected_layers_stay_whole() -> None:
+    model = drawn(
+        nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    )
+
+    pruned = nobsp.prune(model, rows(200, 5), keep=0.5, protect=["0"])
+
+    assert [layer.made_by for layer in pruned.layers] == [("2",)]
+    assert pruned.model[0].weight.shape == (8, 5)
+
+
+def test_layers_with_few_rows_are_named() -> None:
+    pruned = nobsp.prune(
+        drawn(nn.Sequential(nn.Linear(3, 40), nn.ReLU(), nn.Linear(40, 2))), rows(30, 3)
+    )
+
+    assert [finding.code for finding in pruned.findings] == ["few_rows"]
+    assert np.isfinite(pruned.measured_change)
+
+
+class FixedView(nn.Module):
+    """A forward pass that only takes as many units as there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.second = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu().view(-1, 6))
+
+
+def test_a_layer_that_does_not_take_fewer_parts_stays_whole_and_says_so() -> None:
+    pruned = nobsp.prune(drawn(FixedView()), rows(100, 4))
+
+    assert pruned.layers == ()
+    assert pruned.parameters.ratio == 1.0
+    assert "second" in {layer.name for layer in pruned.left_whole}
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "said"),
+    [
+        (nn.Linear(4, 2), {}, "no part"),
+        (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), {"keep": 0.0}, "keep"),
+        (nn.Linear(4, 2), {"keep": 0.5, "budget": 0.5}, "budget"),
+        (nn.Linear(4, 2), {"budget_of": "watts"}, "budget_of"),
+        (nn.Linear(4, 2), {"y": [0, 1]}, "y"),
+        (nn.Linear(4, 2), {"protect": ["head"]}, "protect"),
+        (nn.Linear(4, 2), {"held_out": 1.5}, "held_out"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(
+    model: nn.Module, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        nobsp.prune(model, torch.randn(20, 4), **options)
