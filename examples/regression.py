@@ -7,7 +7,7 @@ account leaves unexplained.
 
 # %%
 # The table is made up, so that the truth is known: the rent grows with the size, less and less; it falls with
-# the distance from the centre; balconies are worth more where there is sun.
+# the distance from the centre; a balcony is worth more the more sun there is.
 import numpy as np
 import pandas as pd
 import torch
@@ -20,13 +20,13 @@ flats = pd.DataFrame(
         "size": rng.uniform(20, 140, 2000),
         "distance": rng.exponential(4, 2000).clip(0, 20),
         "sun": rng.uniform(0, 10, 2000),
-        "balcony": rng.integers(0, 2, 2000),
+        "balcony": rng.uniform(0, 12, 2000),
     }
 ).round(1)
 rent = (
     150 * np.sqrt(flats["size"])
     - 400 * np.log1p(flats["distance"])
-    + 25 * flats["sun"] * flats["balcony"]
+    + 3 * flats["sun"] * flats["balcony"]
     + rng.normal(0, 60, 2000)
 )
 

@@ -73,9 +73,9 @@ maps
 # %%
 # Words that speak for "kind" are orange, words against it blue. What follows "not" is turned round, as it
 # should be.
-with_not = [row for row in range(len(unseen)) if 1 in unseen[row, 3:9]][:1]
-words = [[vocabulary[token] for token in unseen[row]] for row in with_not]
-maps[with_not].plot.words(words)
+row = next(row for row in range(len(unseen)) if 1 in unseen[row, 3:9])
+words = [vocabulary[token] for token in unseen[row]]
+maps.plot.words(words, row=row)
 
 # %%
 # What each word does on average, over all unseen reviews: in a context, not as a lexicon has it.

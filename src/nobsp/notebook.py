@@ -109,7 +109,7 @@ def _bar_row(bar: Bar, largest: float) -> str:
         f"<span style='display:block;width:{width:.0f}px;height:.6em;border-radius:2px;"
         f"background:{colour}'></span></span></td>"
         f"<td style='{cell};text-align:right'>{write_number(bar.value) if known else '–'}</td>"
-        f"<td style='{cell}'>{bar.beside}</td></tr>"
+        f"<td style='{cell};white-space:nowrap'>{bar.beside}</td></tr>"
     )
 
 

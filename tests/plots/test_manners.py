@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from sklearn.exceptions import NotFittedError
 from torch import nn
 
-from nobsp import NObSP, plots
+from nobsp import NObSP, NObSPCam, plots
 from tests.plots import pictures
 from tests.plots.subjects import account
 from tests.processes import run_python
@@ -215,3 +215,18 @@ plots.waterfall(account()).figure.savefig("/dev/null", format="png")
 print("drawn")
 """
     assert run(program, PYTHONPATH="src:.") == "drawn\n"
+
+
+@pytest.mark.parametrize("tokens", ["not good", [["not", "good"]]])
+def test_words_of_one_text_are_asked_for(tokens):
+    torch.manual_seed(0)
+    reader = nn.Sequential(
+        nn.Conv1d(4, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool1d(1),
+        nn.Flatten(),
+        nn.Linear(8, 2),
+    )
+    maps = NObSPCam(reader).fit(torch.rand(20, 4, 6))(torch.rand(2, 4, 6))
+    with pytest.raises(ValueError, match="tokens"):
+        plots.words(maps, tokens)

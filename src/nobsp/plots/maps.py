@@ -404,6 +404,12 @@ def _tinted(maps: ActivationMaps, tokens: Sequence[str], row: int) -> list[tuple
     """Each token with its share and its colour."""
     from matplotlib.colors import to_hex
 
+    nested = [token for token in tokens if isinstance(token, list | tuple)]
+    if isinstance(tokens, str) or nested:
+        kind = "a text" if isinstance(tokens, str) else "lists"
+        raise ValueError(
+            f"tokens must be the words of one text, found {kind}; pass those of row {row}, as in words[{row}]."
+        )
     tokens = [str(token) for token in tokens]
     if not _is_along_a_line(maps) or len(tokens) > maps.locations[0]:
         raise ValueError(
