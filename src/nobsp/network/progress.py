@@ -1,4 +1,7 @@
-"""Progress bars that share no lock with other processes, and nothing at all of tqdm where no bar is shown."""
+"""Counts while a call runs: rows on a progress bar, and rows that go through the model.
+
+Bars share no lock with other processes, and where none is shown nothing of tqdm is loaded.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
@@ -77,3 +82,37 @@ def _bar_class() -> Any:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=renew_lock)
     return Bar
+
+
+@dataclass
+class Passes:
+    """What was run in one thread."""
+
+    rows: int = 0  # rows that went forward through the model, or through its last layers alone
+    gradients: int = 0  # gradients, one for each row and each number that was differentiated
+
+
+_counted: ContextVar[tuple[Passes, ...]] = ContextVar("_counted", default=())
+
+
+@contextmanager
+def counting_passes() -> Iterator[Passes]:
+    """Hand out a count of what is run inside; counts inside counts see the same."""
+    passes = Passes()
+    token = _counted.set((*_counted.get(), passes))
+    try:
+        yield passes
+    finally:
+        _counted.reset(token)
+
+
+def count_rows(rows: int) -> None:
+    """Note rows that went forward."""
+    for passes in _counted.get():
+        passes.rows += rows
+
+
+def count_gradients(rows: int) -> None:
+    """Note gradients of rows."""
+    for passes in _counted.get():
+        passes.gradients += rows

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.arguments import join_names
-from nobsp.network.determinism import require_function_of_row
 from nobsp.network.inference import (
     Place,
     catching,
@@ -30,7 +29,7 @@ from nobsp.network.inference import (
     portable,
 )
 from nobsp.network.stand_in import unwrap
-from nobsp.network.visit import Visit
+from nobsp.network.visit import Visit, require_function_of_row
 
 PROBE_ROWS = 256
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)

@@ -27,8 +27,7 @@ from nobsp.network.evidence import (
     read_activations,
     sign_coefficients,
 )
-from nobsp.network.passes import counting_passes
-from nobsp.network.progress import with_progress
+from nobsp.network.progress import counting_passes, with_progress
 from nobsp.network.thumbnails import make_thumbnails
 from nobsp.network.visit import in_ordinary_modes, run_in_ordinary_modes
 from nobsp.projection import Ridge

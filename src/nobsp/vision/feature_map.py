@@ -23,7 +23,7 @@ from nobsp.network.inference import (
     explain_failure,
     portable,
 )
-from nobsp.network.passes import count_rows
+from nobsp.network.progress import count_rows
 from nobsp.network.readout import Head, Readout, exact, fingerprint_of, tensors_in
 from nobsp.network.testimony import differs_from, logits_said
 from nobsp.network.visit import Visit, in_ordinary_modes

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.network.batches import first_non_finite
-from nobsp.network.determinism import require_function_of_row
 from nobsp.network.inference import (
     Place,
     catching,
@@ -25,7 +24,7 @@ from nobsp.network.inference import (
     plain,
 )
 from nobsp.network.readout import Head, Readout, checked, outputs_of, tensors_in
-from nobsp.network.visit import Side
+from nobsp.network.visit import Side, require_function_of_row
 from nobsp.vision.bottlenecks import trace_graph
 from nobsp.vision.feature_map import (
     POOLINGS,
