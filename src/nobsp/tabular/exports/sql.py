@@ -32,8 +32,6 @@ _SMALLEST_EXPONENT = "-7.0e+02"
 _MOST_COLUMNS = 1600
 # Whole numbers up to this size are exact as floats.
 _EXACT_WHOLE = 2**53
-# Letters of a number in SQLite's tables, enough for all: -1.7976931348623157e+308.
-_NUMBER_WIDTH = 24
 # Bytes of a name that PostgreSQL keeps.
 _NAME_BYTES = 63
 
@@ -80,6 +78,13 @@ class Dialect(ABC):
         """The element of a constant array at a position from zero; NULL for none."""
 
     @abstractmethod
+    def combine(self, values: FloatArray, corners: Sequence[tuple[str, str]], *, known: str) -> str:
+        """Elements of a constant array times their weights, added up, the array being written once.
+
+        `corners` are positions and weights; the result is NULL where `known` is not true.
+        """
+
+    @abstractmethod
     def step(self, name: str, select: str) -> str:
         """A part of WITH that is worked out before the next one reads it."""
 
@@ -112,8 +117,17 @@ class DuckDB(Dialect):
 
     def element(self, values: FloatArray, position: str) -> str:
         """An element of a constant list."""
-        numbers = ",".join(self.number(value) for value in values)
-        return f"('[{numbers}]'::DOUBLE[])[{position} + 1]"
+        return f"({self._array(values)})[{position} + 1]"
+
+    def _array(self, values: FloatArray) -> str:
+        return f"'[{','.join(map(repr, values.tolist()))}]'::DOUBLE[]"
+
+    def combine(self, values: FloatArray, corners: Sequence[tuple[str, str]], *, known: str) -> str:
+        """A product of two lists: the elements that are chosen, and their weights."""
+        positions = ", ".join(f"{position} + 1" for position, _ in corners)
+        weights = ", ".join(weight for _, weight in corners)
+        chosen = f"list_select({self._array(values)}, [{positions}])"
+        return f"CASE WHEN {known} THEN list_dot_product({chosen}, [{weights}]) END"
 
     def step(self, name: str, select: str) -> str:
         """A materialised part, so that it is worked out once."""
@@ -153,8 +167,16 @@ class Postgres(Dialect):
 
     def element(self, values: FloatArray, position: str) -> str:
         """An element of a constant array."""
-        numbers = ",".join(self.number(value) for value in values)
-        return f"('{{{numbers}}}'::double precision[])[{position} + 1]"
+        return f"({self._array(values)})[{position} + 1]"
+
+    def _array(self, values: FloatArray) -> str:
+        return f"'{{{','.join(map(repr, values.tolist()))}}}'::double precision[]"
+
+    def combine(self, values: FloatArray, corners: Sequence[tuple[str, str]], *, known: str) -> str:
+        """A SELECT of its own, which names the array."""
+        parts = [f"{weight} * v[{position} + 1]" for position, weight in corners]
+        array = f"(SELECT {self._array(values)} AS v) AS constants"
+        return f"CASE WHEN {known} THEN (SELECT {' + '.join(parts)} FROM {array}) END"
 
     def step(self, name: str, select: str) -> str:
         """A part that is not merged into the next one, though rows pass through it one by one."""
@@ -192,11 +214,26 @@ class SQLite(Dialect):
 
     def element(self, values: FloatArray, position: str) -> str:
         """A number of fixed width, cut out of bytes: SQLite has no arrays."""
-        texts = [super(SQLite, self).number(value).ljust(_NUMBER_WIDTH) for value in values]
-        table = "".join(texts).encode("ascii").hex()
-        width = _NUMBER_WIDTH
-        cut = f"substr(x'{table}', ({position}) * {width} + 1, {width})"
+        return self._cut(*self._bytes(values), position)
+
+    def _bytes(self, values: FloatArray) -> tuple[str, int]:
+        """Numbers of one width as bytes, and the width."""
+        texts = [repr(value) for value in values.tolist()]
+        width = max(map(len, texts))
+        joined = "".join(text.ljust(width) for text in texts)
+        return f"x'{joined.encode('ascii').hex()}'", width
+
+    def _cut(self, table: str, width: int, position: str) -> str:
+        """The number at a position."""
+        cut = f"substr({table}, ({position}) * {width} + 1, {width})"
         return f"CAST(CAST({cut} AS TEXT) AS REAL)"
+
+    def combine(self, values: FloatArray, corners: Sequence[tuple[str, str]], *, known: str) -> str:
+        """A SELECT of its own, which names the bytes."""
+        table, width = self._bytes(values)
+        parts = [f"{weight} * {self._cut('v', width, position)}" for position, weight in corners]
+        constants = f"(SELECT {table} AS v) AS constants"
+        return f"CASE WHEN {known} THEN (SELECT {' + '.join(parts)} FROM {constants}) END"
 
     def step(self, name: str, select: str) -> str:
         """A materialised part, so that it is worked out once."""
@@ -408,23 +445,31 @@ class _Writer:
         return self._select(parts or ["1 AS nothing"], "nobsp_places")
 
     def _interpolate(self, term: TermLayout, output: int) -> str:
-        """A term between the nodes around a row, linear along one place after another."""
+        """A term between the nodes around a row, each with its weight."""
         flat = np.ascontiguousarray(term.values[..., output]).ravel()
-        strides = term.strides()
-
-        def along(depth: int, offsets: tuple[str, ...]) -> str:
-            if depth == len(term.places):
-                return self.dialect.element(flat, " + ".join(offsets) or "0")
-            position = term.places[depth]
-            stride = strides[depth]
-            here = along(depth + 1, (*offsets, f"p{position} * {stride}"))
+        corners: list[tuple[list[str], list[str]]] = [([], [])]
+        for position, stride in zip(term.places, term.strides(), strict=True):
+            step = "" if stride == 1 else f" * {stride}"
+            here = f"p{position}{step}"
             if isinstance(self.layout.places[position], LevelPlace):
-                return here
-            there = along(depth + 1, (*offsets, f"q{position} * {stride}"))
-            # Weights instead of a difference: `here` is written once.
-            return f"((1.0e+00 - w{position}) * {here} + w{position} * {there})"
+                corners = [([*nodes, here], weights) for nodes, weights in corners]
+                continue
+            there = f"q{position}{step}"
+            near = [
+                ([*nodes, here], [*weights, f"(1.0e+00 - w{position})"])
+                for nodes, weights in corners
+            ]
+            far = [([*nodes, there], [*weights, f"w{position}"]) for nodes, weights in corners]
+            corners = near + far
 
-        return along(0, ())
+        if len(corners) == 1:
+            return self.dialect.element(flat, " + ".join(corners[0][0]) or "0")
+        known = " AND ".join(f"p{position} IS NOT NULL" for position in term.places)
+        return self.dialect.combine(
+            flat,
+            [(" + ".join(nodes), " * ".join(weights)) for nodes, weights in corners],
+            known=known,
+        )
 
     def _sums(self) -> str:
         """Base plus all contributions."""
