@@ -173,7 +173,7 @@ def drop(
     position = feature_position(functions, feature)
     rows = Rows.read(functions, X, model)
     tables = _tables_with(functions, position)
-    others = _without_feature(functions, position)
+    others = without_feature(functions, position)
 
     chunk = rows.chunk(functions)
     lost = np.sum([np.nan_to_num(table(chunk)) for table in tables], axis=0)
@@ -181,7 +181,7 @@ def drop(
     if take_over:
         others = _with_corrections(others, corrections)
     rule = f"{DROPPED}, the others taking over" if take_over else DROPPED
-    return _record(functions, others, feature, rule, rows, taken_over=shares)
+    return record(functions, others, feature, rule, rows, taken_over=shares)
 
 
 def _chosen_outputs(functions: Functions, output: int | str | None) -> list[int]:
@@ -219,7 +219,7 @@ def _finish(
         new.features: new for former, new in zip(tables, changed, strict=True) if new is not former
     }
     everything = tuple(by_term.get(table.features, table) for table in functions.tables)
-    return _record(functions, replace(functions, tables=everything), feature, rule, rows)
+    return record(functions, replace(functions, tables=everything), feature, rule, rows)
 
 
 def _at_the_same_mean(new: TermTable, former: TermTable, rows: Chunk) -> TermTable:
@@ -233,7 +233,7 @@ def _at_the_same_mean(new: TermTable, former: TermTable, rows: Chunk) -> TermTab
     return TermTable(new.features, new.axes, new.values - moved)
 
 
-def _without_feature(functions: Functions, feature: int) -> Functions:
+def without_feature(functions: Functions, feature: int) -> Functions:
     """The functions without a feature: it is one that is never looked at."""
     n_outputs = len(functions.output_names)
     nothing = TermTable((feature,), (), np.zeros(n_outputs))
@@ -297,12 +297,13 @@ def _with_corrections(functions: Functions, corrections: Sequence[TermTable]) ->
     return replace(functions, tables=tables)
 
 
-def _record(
+def record(
     former: Functions,
     edited: Functions,
     feature: str,
     rule: str,
     rows: Rows,
+    *,
     taken_over: Mapping[str, float] | None = None,
 ) -> Functions:
     """The edited functions with what is known of them measured anew, an entry in their history and the way back."""
@@ -323,7 +324,6 @@ def _record(
         table.features for table in edited.tables if all(table is not old for old in former.tables)
     }
     touched = {member for term in changed for member in term if len(term) == 1}
-    touched.add(feature_position(former, feature))
     return replace(
         edited,
         state=_state_after(former.state, entry, edited),

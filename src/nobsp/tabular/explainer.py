@@ -34,6 +34,7 @@ from nobsp.tabular.columns import input_values
 from nobsp.tabular.dependence import suggest_features
 from nobsp.tabular.estimate import Method
 from nobsp.tabular.explanation import Explanation
+from nobsp.tabular.fewest import FewestFeatures, fewest_features
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fitted import Fitted, method_of, removal_effects, stand_ins
 from nobsp.tabular.functions import Functions, function_of, measure_bands
@@ -686,6 +687,38 @@ class NObSP(Explainer):
         # Forests average probabilities, and what they average is what is explained.
         are_probabilities = functions.link == "identity" and hasattr(self.model, "predict_proba")
         return replace(functions, classes=classes, are_probabilities=are_probabilities)
+
+    def fewest_features(self, share: float = 0.98, *, X: Any = None) -> FewestFeatures:
+        """The smallest set of features that still explains the model, the others taking over what the rest had said.
+
+        Features go one after another, the one with the smallest unique contribution first: what is lost of the model's
+        outputs when it goes and the functions of the others are fitted anew. That answers "can I stop collecting this
+        column", which neither an importance nor a removal effect does: of two columns that say the same, one can go.
+
+        Args:
+            share: Share of what all features explain on held-out rows that must be left.
+            X: Rows to judge by, of any kind that `fit` takes as a table; the calibration rows in memory when None.
+
+        Returns:
+            The features, the order in which they went, what every number of them explains on held-out rows, and their
+            functions, which need no other column.
+
+        Example:
+            >>> import numpy as np, nobsp
+            >>> from sklearn.linear_model import LinearRegression
+            >>> X = np.random.default_rng(0).normal(size=(400, 3))
+            >>> model = LinearRegression().fit(X, X[:, 0] + 0.01 * X[:, 1])
+            >>> explainer = nobsp.NObSP(model, features=["a", "b", "c"]).fit(X)
+            >>> explainer.fewest_features().features
+            ('a',)
+        """
+        rows = self.sample_ if X is None else X
+        if rows is None:
+            raise ValueError(
+                "X must be given: the calibration rows are not known in your own units any more."
+            )
+        predictions = self._explain(rows).predictions
+        return fewest_features(self.compile(), rows, predictions, share=share)
 
     def save(self, path: str | os.PathLike[str], *, mergeable: bool = False) -> None:
         """Writes the calibration to one safetensors file; the model itself is not in it.

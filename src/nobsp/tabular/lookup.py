@@ -435,11 +435,13 @@ def _read_frame(functions: Functions, X: TableLike) -> tuple[dict[int, AnyArray]
 
 def _dropped(functions: Functions) -> set[int]:
     """Columns of features that were dropped by hand."""
-    names = {entry.feature for entry in functions.history}
+    before = functions
+    while before.former is not None:
+        before = before.former
     return {
         column
-        for feature in functions.features
-        if feature.kind == "unused" and feature.name in names
+        for feature, former in zip(functions.features, before.features, strict=True)
+        if feature.kind == "unused" and former.kind != "unused"
         for column in feature.columns
     }
 
