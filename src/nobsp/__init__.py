@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nobsp.base import Finding
     from nobsp.calibration import Local, Ranks, RayCluster
     from nobsp.comparison import Comparison, compare
+    from nobsp.estimators import NObSPClassifier, NObSPRegressor, Selector
     from nobsp.neighbors import ContributionIndex, Influence, Milvus, Neighbors, Usearch
     from nobsp.neighbors.auditing import Audit, audit
     from nobsp.neighbors.selection import select
@@ -43,11 +44,14 @@ __all__ = [
     "Milvus",
     "NObSP",
     "NObSPCam",
+    "NObSPClassifier",
+    "NObSPRegressor",
     "Neighbors",
     "PartsExplanation",
     "Pruned",
     "Ranks",
     "RayCluster",
+    "Selector",
     "ShapeCheck",
     "Usearch",
     "WeakSpot",
@@ -69,6 +73,7 @@ __all__ = [
 _HOMES = {
     "base": ("Finding",),
     "calibration": ("Local", "Ranks", "RayCluster"),
+    "estimators": ("NObSPClassifier", "NObSPRegressor", "Selector"),
     "comparison": ("Comparison", "compare"),
     "neighbors": (
         "Audit",

@@ -1,8 +1,8 @@
 """Functions corrected by labels: one ridge step of their heights, judged on rows that it was not fitted on.
 
-Squared errors for numbers; for classes one Newton step of the logistic loss, z = (y − p) / w with w = p (1 − p) for every
-output. The strength of the ridge is chosen by cross-validation, no step at all among the candidates, and what was chosen
-is compared with the teacher's functions once more on rows set aside: where it is not better, they stay.
+Squared errors for numbers; for classes one Newton step of the logistic loss, z = (y − p) / w with w = p (1 − p) for
+every output. The strength of the ridge is chosen by cross-validation, no step at all among the candidates, and what was
+chosen is compared with the teacher's functions once more on rows set aside: where it is not better, they stay.
 """
 
 from __future__ import annotations
@@ -134,9 +134,7 @@ def _loss_link(functions: Functions) -> str:
         return link
     if link == "identity":
         return ""
-    raise ValueError(
-        f"correct=True cannot correct functions whose link is {link!r}; leave it out."
-    )
+    raise ValueError(f"correct=True cannot correct functions whose link is {link!r}; leave it out.")
 
 
 def _target(functions: Functions, y: AnyArray) -> FloatArray:

@@ -26,7 +26,7 @@ _FEWEST_ROWS = 100
 _FORWARD_ROWS = 200_000
 
 
-class _Distiller(BaseEstimator):
+class _Distiller(BaseEstimator):  # type: ignore[misc]
     """What both have in common."""
 
     def __init__(
@@ -118,8 +118,8 @@ class NObSPRegressor(RegressorMixin, _Distiller):  # type: ignore[misc]
     """A teacher's functions as a regressor: one function per feature, interactions, and nothing else.
 
     Args:
-        teacher: A fitted model of any kind that `NObSP` takes, or an unfitted estimator of scikit-learn that is fitted on
-            the labels; gradient boosting when None.
+        teacher: A fitted model of any kind that `NObSP` takes, or an unfitted estimator of scikit-learn that is
+            fitted on the labels; gradient boosting when None.
         correct: Whether labels correct the functions: one ridge step of their heights, its strength chosen by
             cross-validation. Rows set aside decide; where the step is not better there, it is not taken. A teacher
             that is fitted here then leaves a quarter of the rows for it.
@@ -185,8 +185,8 @@ class NObSPClassifier(ClassifierMixin, _Distiller):  # type: ignore[misc]
     """A teacher's functions as a classifier: one function per feature, interactions, and nothing else.
 
     Args:
-        teacher: A fitted model of any kind that `NObSP` takes, or an unfitted estimator of scikit-learn that is fitted on
-            the labels; gradient boosting when None.
+        teacher: A fitted model of any kind that `NObSP` takes, or an unfitted estimator of scikit-learn that is
+            fitted on the labels; gradient boosting when None.
         correct: Whether labels correct the functions; see `NObSPRegressor`. Here it is one Newton step.
         interactions: As for `NObSP`.
         max_forward_rows: As for `NObSP`.
@@ -241,7 +241,7 @@ class NObSPClassifier(ClassifierMixin, _Distiller):  # type: ignore[misc]
         """Functions with the labels' classes."""
         n_expected = 2 if len(functions.output_names) == 1 else len(functions.output_names)
         if not functions.classes and len(self.classes_) == n_expected:
-            functions = functions.with_classes(self.classes_)
+            functions = functions.with_classes(self.classes_.tolist())
         unknown = set(np.unique(y).tolist()) - set(functions.classes_.tolist())
         if unknown:
             raise ValueError(
