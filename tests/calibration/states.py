@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -151,7 +150,8 @@ class Disk:
             yield batch
 
 
-def main(task: str, rank: int, size: int, folder: Path) -> None:
+def run_rank(task: str, rank: int, size: int, folder: Path) -> None:
+    """What one of the processes does."""
     torch.set_num_threads(1)
     dist = torch.distributed
     meeting = f"file://{folder}/meeting"
@@ -175,7 +175,3 @@ def main(task: str, rank: int, size: int, folder: Path) -> None:
             found = case("summary").accumulate(run, batches)
         (folder / f"group-{rank}.txt").write_text(f"{count} {found.rows}")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

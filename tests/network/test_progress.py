@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -56,24 +55,22 @@ def query_an_index(*, progress: bool) -> None:
     index.query(rows[:2], k=2, progress=progress)
 
 
-def work_after_a_death(work: Callable[..., None], progress: bool) -> list[str]:
-    """Names of the threads there are when the work is done."""
+def work_after_a_death(progress: bool) -> list[str]:
+    """Names of the threads there are when all work is done."""
     from tqdm import tqdm
 
     tqdm.get_lock()  # before the fork, which then shares it
     code = run_forked(die_with_tqdms_lock)
     assert code == -signal.SIGKILL
-    work(progress=progress)
+    for work in (fit_and_call, fit_maps, query_an_index):
+        work(progress=progress)
     return [thread.name for thread in threading.enumerate()]
 
 
 @needs_fork
 @pytest.mark.parametrize("progress", [False, True])
-@pytest.mark.parametrize("work", [fit_and_call, fit_maps, query_an_index])
-def test_a_process_killed_with_tqdms_lock_blocks_nothing(
-    work: Callable[..., None], progress: bool
-) -> None:
-    threads = answer_of(work_after_a_death, work, progress)
+def test_a_process_killed_with_tqdms_lock_blocks_nothing(progress: bool) -> None:
+    threads = answer_of(work_after_a_death, progress)
     assert not [name for name in threads if "tqdm" in name.lower()]
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nobsp.projection import Moments, merge_all
-from tests.processes import end_of, environment, started_together
+from tests.meeting import meet
 from tests.projection.oracles import exact_products, normal, product_error
 from tests.tolerances import (
     PASS,
@@ -344,35 +341,6 @@ def test_unknown_blocks_are_refused_by_name() -> None:
 
 # ---------------------------------------------------------------------- several processes
 
-WORKER = textwrap.dedent(
-    """
-    import sys
-    import torch
-    import torch.distributed as dist
-    import safetensors.torch
-    from nobsp.projection import Moments
-
-    rank, folder = int(sys.argv[1]), sys.argv[2]
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=3)
-    pair = dist.new_group([0, 1])
-    given = safetensors.torch.load_file(f"{folder}/rows.safetensors")
-    for case, group in {"three": None, "hollow": None, "nothing": None, "two": pair}.items():
-        if case == "two" and rank == 2:
-            continue
-        rows = given[f"{case}-{rank}"]
-        moments = Moments({"constant": 1, "rest": 4})
-        for part in rows.split(37):
-            if len(part):
-                moments.update(part)
-        before = {k: v.clone() for k, v in moments.state().items()}
-        joined = moments.all_reduce(group)
-        assert all(torch.equal(v, before[k]) for k, v in moments.state().items())
-        safetensors.torch.save_file(joined.state(), f"{folder}/{case}-{rank}.safetensors")
-    dist.destroy_process_group()
-    """
-)
-
-
 # Rows per process: uneven shards, a process that saw none, nobody saw any, a group of two among three.
 CASES = {"three": (411, 58, 130), "hollow": (300, 0, 77), "nothing": (0, 0, 0), "two": (58, 411)}
 
@@ -390,14 +358,7 @@ def meeting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("meeting")
     given = {f"{case}-{i}": part for case in CASES for i, part in enumerate(shards_of(case))}
     safetensors.torch.save_file(given, folder / "rows.safetensors")
-    (folder / "worker.py").write_text(WORKER)
-    commands = [[sys.executable, "worker.py", rank, folder] for rank in range(3)]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    variables = environment(GLOO_SOCKET_IFNAME="lo")
-    with started_together(commands, cwd=folder, env=variables, **options) as workers:
-        for worker in workers:
-            said, _ = end_of(worker)
-            assert worker.returncode == 0, said
+    meet("tests.projection.ranks", "moments", 3, folder)
     return folder
 
 

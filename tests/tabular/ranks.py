@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import safetensors.torch
 import torch
-from sklearn.compose import ColumnTransformer
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.neural_network import MLPRegressor
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from nobsp import Local, NObSP, Ranks
 from tests.tabular.nets import net, table
 from tests.tolerances import COEFFICIENTS, CONTRIBUTIONS, assert_same_to_rounding
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Rows of each rank, for two and for three of them.
 SIZES = {2: (411, 89), 3: (300, 37, 163)}
@@ -44,6 +40,8 @@ def batches(X: np.ndarray) -> list[np.ndarray]:
 
 def city_table(rows: int = 500) -> pd.DataFrame:
     """Sorted by city, so that every rank sees other cities."""
+    import pandas as pd  # it starts a thread, and this module is imported before ranks are forked
+
     rng = np.random.default_rng(3)
     cities = np.sort(rng.choice(["bergen", "como", "oslo", "rome"], rows))
     return pd.DataFrame(
@@ -52,6 +50,13 @@ def city_table(rows: int = 500) -> pd.DataFrame:
 
 
 def city_model() -> Any:
+    # These import pandas, too.
+    from sklearn.compose import ColumnTransformer
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
     frame = city_table()
     encode = ColumnTransformer(
         [("n", StandardScaler(), ["age", "pay"]), ("c", OneHotEncoder(), ["city"])]
@@ -221,7 +226,8 @@ def assert_same_numbers(
             assert_same_to_rounding(found[key], expected[key], within=CONTRIBUTIONS, what=key)
 
 
-def main(task: str, rank: int, size: int, folder: Path) -> None:
+def run_rank(task: str, rank: int, size: int, folder: Path) -> None:
+    """What one of the processes does."""
     dist = torch.distributed
     meeting = f"file://{folder}/meeting"
     dist.init_process_group(
@@ -277,7 +283,3 @@ def main(task: str, rank: int, size: int, folder: Path) -> None:
             (folder / f"killed-{rank}.txt").write_text(str(failure))
         os._exit(0)  # there is no group left to leave in good order
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -152,14 +151,21 @@ def main(rank: int, size: int, folder: Path) -> None:
         (folder / "alone.txt").write_text(str(cam.health().rows))
 
 
-if __name__ == "__main__":
-    dist, patience = torch.distributed, timedelta(seconds=200)
-    if "RANK" in os.environ:  # torchrun has said who is who
-        dist.init_process_group("gloo", timeout=patience)
-    else:
-        meeting, number, count = f"file://{sys.argv[4]}/meeting", int(sys.argv[2]), int(sys.argv[3])
-        dist.init_process_group(
-            "gloo", init_method=meeting, rank=number, world_size=count, timeout=patience
-        )
-    main(dist.get_rank(), dist.get_world_size(), Path(sys.argv[-1]))
+PATIENCE = timedelta(seconds=200)
+
+
+def run_rank(_: str, rank: int, size: int, folder: Path) -> None:
+    """What one of the processes does that were started by hand."""
+    dist = torch.distributed
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=size, timeout=PATIENCE
+    )
+    main(rank, size, folder)
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":  # torchrun has said who is who
+    torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+    main(torch.distributed.get_rank(), torch.distributed.get_world_size(), Path(sys.argv[-1]))
+    torch.distributed.destroy_process_group()
