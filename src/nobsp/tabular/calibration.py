@@ -1,6 +1,6 @@
 """All terms at once: tables over the background, the head as prior, and a correction judged on rows held out.
 
-    f(x) ≈ base + Σ_S [ Δ̃_S(x_S) Wᵀ + Δ̃_S(x_S held at the calibrated range) δ_S ]
+    f(x) ≈ base + Σ_S [ Δ̃_S(x_S) Wᵀ + Δ̃_S(x_S held at the selected range) δ_S ]
 
 Δ_S is the representation of the term's features averaged over the background rows, and purified: what a pair does on
 average over its partner's calibration rows belongs to the feature alone. The first part is partial dependence; δ is
@@ -56,7 +56,7 @@ from nobsp.tabular.functions import Bands
 from nobsp.tabular.grids import Backgrounds, Shortcut, Tabulator, find_shortcut
 from nobsp.tabular.rows import Rows, Sample
 from nobsp.tabular.selection import (
-    Calibration,
+    Selection,
 )
 from nobsp.tabular.setting import Problem, Setting
 from nobsp.tabular.tables import (
@@ -390,24 +390,24 @@ def fit_terms(
         tabulation = Tabulation(sample, weight, effort, backgrounds, meter, bar)
         mains = tabulation.tabulate_mains(domains)
 
-        calibration = Calibration(tabulation, ridge)
+        selection = Selection(tabulation, ridge)
         if pairs is None:
-            calibrated = calibration.fit_paying(mains)
+            selected = selection.fit_paying(mains)
         elif isinstance(pairs, int):
-            calibrated = calibration.fit_strongest(mains, pairs)
+            selected = selection.fit_strongest(mains, pairs)
         else:
-            calibrated = calibration.fit_named(mains, pairs)
+            selected = selection.fit_named(mains, pairs)
 
     meter.reserved = 0
     return Terms(
-        fit=calibrated.fit,
-        traces=_traces(calibrated.tables, calibrated.terms),
-        strengths=calibrated.screen.strengths,
+        fit=selected.fit,
+        traces=_traces(selected.tables, selected.terms),
+        strengths=selected.screen.strengths,
         forward_rows=max(meter.spent, backgrounds.forward_rows),
         economy=effort.most_knots < FULL.most_knots,
         thresholds=_count_thresholds(domains),
-        offsets=_prior_offsets(calibrated.tables),
-        background=calibrated.tables.background,
+        offsets=_prior_offsets(selected.tables),
+        background=selected.tables.background,
     )
 
 

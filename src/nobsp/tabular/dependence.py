@@ -124,6 +124,9 @@ def _name_group(group: Sequence[int], names: Sequence[str]) -> str:
     return name
 
 
+# ---------------------------------------------------------------------- features that others determine
+
+
 # R² on the other features from which a column counts as determined by them.
 DETERMINED = 0.995
 # Fewest rows for every column that is compared, and most columns.

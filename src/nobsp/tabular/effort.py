@@ -175,6 +175,9 @@ def announce(rows: float, seconds_per_row: float) -> None:
         logger.warning(message)
 
 
+# ---------------------------------------------------------------------- how fine tables are
+
+
 # How far beyond the calibrated range the network is followed, as shares of the range on either side. Far: a network of
 # linear pieces goes on as straight lines, and unseen rows of heavy-tailed columns lie there.
 MAIN_REACH = (0.05, 0.25, 1.0, 4.0, 20.0, 100.0)

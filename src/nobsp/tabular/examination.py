@@ -43,7 +43,7 @@ LOW_SHARE = 0.8
 # Two numbers with such a rank correlation cannot be told apart by the rows.
 _SAME_RANKS = 0.995
 # Rows below which correlations say nothing.
-_FEWEST_ROWS = 10
+_FEWEST_COMPARED_ROWS = 10
 # Most values of features that are compared one to one: of many different values all are one-to-one.
 _MOST_VALUES = 64
 # A feature whose terms vary by less than this share of the outputs does nothing: the rest is rounding.
@@ -277,7 +277,7 @@ def _determined_finding(determined: Determined, names: Sequence[str]) -> Finding
 def _find_partners(setting: Setting, rows: Sample) -> list[tuple[int, int, str]]:
     """Features that another one determines, with that one and how it was noticed."""
     codes = _varying_codes(setting, rows)
-    if len(codes) < 2 or len(rows) < _FEWEST_ROWS:
+    if len(codes) < 2 or len(rows) < _FEWEST_COMPARED_ROWS:
         return []
     numbers = [feature for feature in codes if setting.domains[feature].span is not None]
     partners: dict[int, tuple[int, str]] = {}
@@ -336,8 +336,11 @@ def _unique_shares(values: Tensor) -> list[float]:
     return torch.where(norms > 0, shares.clamp(0, 1), torch.nan).tolist()
 
 
+# ---------------------------------------------------------------------- whether the headline holds
+
+
 # Fewest rows that are divided into neighbourhoods.
-FEWEST_ROWS = 100
+FEWEST_DIVIDED_ROWS = 100
 # Loss of R² that is worth telling: independent and correlated tables lose up to 0.03 at the rim of the rows.
 WORTH_TELLING = 0.05
 # Standard errors that a difference must exceed.
@@ -376,7 +379,7 @@ class Neighbourhoods:
 
 def hold_out_neighbourhoods(fit: Fit, domains: Sequence[Domain]) -> Neighbourhoods | None:
     """Judges a fit by whole neighbourhoods; None where there are too few rows to tell."""
-    if len(fit.sample) < FEWEST_ROWS or len(np.unique(fit.sample.units())) < 2 * FOLDS:
+    if len(fit.sample) < FEWEST_DIVIDED_ROWS or len(np.unique(fit.sample.units())) < 2 * FOLDS:
         return None
     generator = np.random.default_rng(0)
     codes = find_neighbourhoods(fit.sample.inputs, generator=generator)
@@ -535,6 +538,9 @@ def coarse_features(
         if float(share.max()) > _COARSE:
             coarse.append(table.features[0])
     return coarse
+
+
+# ---------------------------------------------------------------------- what the functions leave out
 
 
 # A pair this strong is named where it is not fitted: 1% of the output's variance.

@@ -24,101 +24,6 @@ from nobsp.tabular.lookup import Array, Chunk, NumberAxis, Places
 from nobsp.tabular.rows import Sample
 
 
-class UnansweredError(ValueError):
-    """The model gives no finite answer for values inside the calibrated range."""
-
-
-def run_where_answered(
-    represent: Callable[[Tensor], Tensor], rows: Tensor, *, width: int, group: int
-) -> tuple[Tensor, Exception | None]:
-    """Representations in float64 on the CPU, NaN where the model raises, and what it raised last.
-
-    A batch that raises is halved until the rows are found, in whole groups: those of one knot are lost together.
-    """
-    try:
-        # Warnings of numpy would be about values that we chose.
-        with np.errstate(all="ignore"):
-            return represent(rows).to("cpu", torch.float64), None
-    except (BudgetSpentError, MemoryError, OSError, torch.OutOfMemoryError):
-        raise  # about the machine, not about the values
-    except Exception as failure:  # noqa: BLE001 - models check their domain with errors of any kind
-        if len(rows) <= group:
-            nothing = torch.full((len(rows), width), torch.nan, dtype=torch.float64)
-            return nothing, failure
-
-    groups = -(-len(rows) // group)
-    middle = (groups // 2) * group
-    first, first_failure = run_where_answered(represent, rows[:middle], width=width, group=group)
-    second, second_failure = run_where_answered(represent, rows[middle:], width=width, group=group)
-    return torch.cat([first, second]), second_failure or first_failure
-
-
-def answered_nodes(mean: Tensor, outputs: Tensor) -> BoolArray:
-    """Which nodes of a grid have finite answers over all background rows."""
-    finite = mean.isfinite().all(-1)
-    # Outputs are kept in single precision, where they may overflow although their mean does not.
-    finite &= outputs.isfinite().all(-1).all(0)
-    return finite.numpy()
-
-
-def last_answered(answered: BoolArray, held: Sequence[NDArray[np.intp]]) -> list[NDArray[np.intp]]:
-    """For every node of a grid, the node whose answer it takes, as indices along every axis.
-
-    Args:
-        answered: Which nodes have an answer, one dimension per axis.
-        held: Per axis, the node at the end of the calibrated range for every node beyond it; itself for others.
-
-    Raises:
-        UnansweredError: With the indices of a node inside the range that has no answer.
-    """
-    inward: list[NDArray[np.intp]] = []
-    for ends in held:
-        nodes = np.arange(len(ends), dtype=np.intp)
-        inward.append(nodes + np.sign(ends - nodes))
-
-    reliable = answered.copy()
-    for axis, steps in enumerate(inward):
-        _distrust_beyond(reliable, axis, steps)
-
-    sources: list[NDArray[np.intp]] = list(np.indices(answered.shape, dtype=np.intp))
-    while True:
-        is_lacking = ~reliable[tuple(sources)]
-        if not is_lacking.any():
-            return sources
-
-        moved: list[NDArray[np.intp]] = [
-            np.where(is_lacking, steps[index], index)
-            for steps, index in zip(inward, sources, strict=True)
-        ]
-        stayed = [new == old for new, old in zip(moved, sources, strict=True)]
-        is_stuck = is_lacking & np.all(stayed, axis=0)
-        if is_stuck.any():
-            node = tuple(int(index[is_stuck][0]) for index in sources)
-            raise UnansweredError(node)
-        sources = moved
-
-
-def _distrust_beyond(reliable: BoolArray, axis: int, inward: NDArray[np.intp]) -> None:
-    """Marks what lies further out than an unanswered node: past the end of a domain, answers mean nothing."""
-    lines = np.moveaxis(reliable, axis, 0)
-    below = np.flatnonzero(inward > np.arange(len(inward)))[::-1]
-    above = np.flatnonzero(inward < np.arange(len(inward)))
-    for node in (*below, *above):
-        lines[node] &= lines[inward[node]]
-
-
-# Where a segment is cut first to see whether it bends: not in the middle, where a wave crosses its chord.
-_FIRST_CUT = 0.382
-# Where segments are cut after that.
-_LATER_CUTS = 0.5
-# As far from straight as a function may be between knots, in units of the outputs: finer cannot be seen in a curve.
-_STRAIGHT = 1e-3
-# Rows on which trees that were read are compared with the model.
-_COMPARED_ROWS = 512
-# Libraries add up trees in single precision, a few hundred of them.
-_ROUNDING_OF_TREES = 1e-5
-
-
 class Table(NamedTuple):
     """The representation of some features on their points, averaged over the background."""
 
@@ -127,6 +32,12 @@ class Table(NamedTuple):
     outputs: Tensor
     # at which points the model answered, (points …); elsewhere values are those of another point. None for all
     answered: BoolArray | None = None
+
+
+# Rows on which trees that were read are compared with the model.
+_COMPARED_ROWS = 512
+# Libraries add up trees in single precision, a few hundred of them.
+_ROUNDING_OF_TREES = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,7 +212,101 @@ class Tabulator:
             yield self.run(rows, group=count).view(len(part), count, -1)
 
 
+# ---------------------------------------------------------------------- where the model answers
+
+
+class UnansweredError(ValueError):
+    """The model gives no finite answer for values inside the calibrated range."""
+
+
+def run_where_answered(
+    represent: Callable[[Tensor], Tensor], rows: Tensor, *, width: int, group: int
+) -> tuple[Tensor, Exception | None]:
+    """Representations in float64 on the CPU, NaN where the model raises, and what it raised last.
+
+    A batch that raises is halved until the rows are found, in whole groups: those of one knot are lost together.
+    """
+    try:
+        # Warnings of numpy would be about values that we chose.
+        with np.errstate(all="ignore"):
+            return represent(rows).to("cpu", torch.float64), None
+    except (BudgetSpentError, MemoryError, OSError, torch.OutOfMemoryError):
+        raise  # about the machine, not about the values
+    except Exception as failure:  # noqa: BLE001 - models check their domain with errors of any kind
+        if len(rows) <= group:
+            nothing = torch.full((len(rows), width), torch.nan, dtype=torch.float64)
+            return nothing, failure
+
+    groups = -(-len(rows) // group)
+    middle = (groups // 2) * group
+    first, first_failure = run_where_answered(represent, rows[:middle], width=width, group=group)
+    second, second_failure = run_where_answered(represent, rows[middle:], width=width, group=group)
+    return torch.cat([first, second]), second_failure or first_failure
+
+
+def answered_nodes(mean: Tensor, outputs: Tensor) -> BoolArray:
+    """Which nodes of a grid have finite answers over all background rows."""
+    finite = mean.isfinite().all(-1)
+    # Outputs are kept in single precision, where they may overflow although their mean does not.
+    finite &= outputs.isfinite().all(-1).all(0)
+    return finite.numpy()
+
+
+def last_answered(answered: BoolArray, held: Sequence[NDArray[np.intp]]) -> list[NDArray[np.intp]]:
+    """For every node of a grid, the node whose answer it takes, as indices along every axis.
+
+    Args:
+        answered: Which nodes have an answer, one dimension per axis.
+        held: Per axis, the node at the end of the calibrated range for every node beyond it; itself for others.
+
+    Raises:
+        UnansweredError: With the indices of a node inside the range that has no answer.
+    """
+    inward: list[NDArray[np.intp]] = []
+    for ends in held:
+        nodes = np.arange(len(ends), dtype=np.intp)
+        inward.append(nodes + np.sign(ends - nodes))
+
+    reliable = answered.copy()
+    for axis, steps in enumerate(inward):
+        _distrust_beyond(reliable, axis, steps)
+
+    sources: list[NDArray[np.intp]] = list(np.indices(answered.shape, dtype=np.intp))
+    while True:
+        is_lacking = ~reliable[tuple(sources)]
+        if not is_lacking.any():
+            return sources
+
+        moved: list[NDArray[np.intp]] = [
+            np.where(is_lacking, steps[index], index)
+            for steps, index in zip(inward, sources, strict=True)
+        ]
+        stayed = [new == old for new, old in zip(moved, sources, strict=True)]
+        is_stuck = is_lacking & np.all(stayed, axis=0)
+        if is_stuck.any():
+            node = tuple(int(index[is_stuck][0]) for index in sources)
+            raise UnansweredError(node)
+        sources = moved
+
+
+def _distrust_beyond(reliable: BoolArray, axis: int, inward: NDArray[np.intp]) -> None:
+    """Marks what lies further out than an unanswered node: past the end of a domain, answers mean nothing."""
+    lines = np.moveaxis(reliable, axis, 0)
+    below = np.flatnonzero(inward > np.arange(len(inward)))[::-1]
+    above = np.flatnonzero(inward < np.arange(len(inward)))
+    for node in (*below, *above):
+        lines[node] &= lines[inward[node]]
+
+
 # ---------------------------------------------------------------------- knots where a function bends
+
+
+# Where a segment is cut first to see whether it bends: not in the middle, where a wave crosses its chord.
+_FIRST_CUT = 0.382
+# Where segments are cut after that.
+_LATER_CUTS = 0.5
+# As far from straight as a function may be between knots, in units of the outputs: finer cannot be seen in a curve.
+_STRAIGHT = 1e-3
 
 
 @dataclass(eq=False)
@@ -461,10 +466,13 @@ def _cut_segments(
     line.insert(segments, numbers[answered], mean, outputs)
 
 
+# ---------------------------------------------------------------------- background rows: few rows that stand for all
+
+
 # Most that background rows are drawn apart: more would be outliers' work.
 MOST_STRETCH = 2.0
 # Rows of the table that a draw of background rows is compared with: distances to all of them would take long.
-_COMPARED_ROWS = 512
+_ROWS_OF_A_DRAW = 512
 # Draws that are compared: a single one may miss a tail of the rows.
 _DRAWS = 64
 # Between these quantiles of a column its middle lies: no mean is shifted further than their distance.
@@ -590,7 +598,7 @@ def draw_rows(rows: Tensor, count: int) -> Tensor:
     # A generator of our own: the caller's random numbers stay where they were.
     generator = torch.Generator().manual_seed(0)
     scaled = _standardize(rows.to(torch.float64))
-    compared = scaled[torch.randperm(len(rows), generator=generator)[:_COMPARED_ROWS]]
+    compared = scaled[torch.randperm(len(rows), generator=generator)[:_ROWS_OF_A_DRAW]]
 
     best = torch.arange(count)
     least = float("inf")

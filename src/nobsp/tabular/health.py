@@ -150,6 +150,9 @@ def _smallest(shares: tuple[float, ...]) -> float | None:
 
 MultiOutput = Literal["uniform_average", "raw"]
 
+# ---------------------------------------------------------------------- R² on any rows
+
+
 # Fewest rows whose R² is compared with the headline.
 COMPARED_ROWS = 50
 # Difference to the headline that is worth telling, and how many standard errors it must exceed.
@@ -272,6 +275,9 @@ def _severity(number: int, rows: int) -> str:
     """A warning where it concerns many rows, a note where few."""
     is_many = number >= MANY_ROWS * rows and number > 1
     return "warning" if is_many else "note"
+
+
+# ---------------------------------------------------------------------- combinations far from the calibration rows
 
 
 # Quantiles that a number's scores are read from.

@@ -373,6 +373,9 @@ def rows_like(
     return source
 
 
+# ---------------------------------------------------------------------- the rows in memory
+
+
 # Steps that a column's range is cut into where rows are put into an order that does not depend on units.
 _STEPS = 2.0**30
 # The step of a missing or infinite value: beyond all others.
@@ -466,6 +469,9 @@ def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 Codes = NDArray[np.intp]
+
+# ---------------------------------------------------------------------- rows that belong together, and folds
+
 
 FOLDS = 5
 # Neighbourhoods that rows are divided into, and the fewest rows that one has on average.

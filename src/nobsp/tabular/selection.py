@@ -320,12 +320,15 @@ def trial_of(triples: Sequence[Grid], worth: Worth, fit: Fit) -> Trial:
     )
 
 
+# ---------------------------------------------------------------------- which of them stay
+
+
 # Most columns of the regression: past these, factorising takes longer than all forward passes.
 MOST_COLUMNS = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Calibrated:
+class Selected:
     """Tables, and the regression of them."""
 
     tables: Tables
@@ -345,39 +348,39 @@ class Calibrated:
 
 
 @dataclass(frozen=True, eq=False)
-class Calibration:
+class Selection:
     """The ways in which interactions are chosen and fitted together with the single features."""
 
     tabulation: Tabulation
     ridge: float | None
 
-    def fit_named(self, mains: Tables, named: Sequence[Subset]) -> Calibrated:
+    def fit_named(self, mains: Tables, named: Sequence[Subset]) -> Selected:
         """Fits the interactions that were named."""
         tables = self.tabulation.tabulate_named(mains, named)
         tables = self.tabulation.refine_mains(tables)
-        return Calibrated(tables, self.solve(tables, named=named))
+        return Selected(tables, self.solve(tables, named=named))
 
-    def fit_strongest(self, mains: Tables, most: int) -> Calibrated:
+    def fit_strongest(self, mains: Tables, most: int) -> Selected:
         """Fits so many of the strongest pairs."""
         screen = self.screen_pairs(mains) if most else Screen()
         tables = self.tabulation.tabulate_pairs(mains, screen.strongest(most))
         tables = self.tabulation.refine_mains(tables)
-        return Calibrated(tables, self.solve(tables), screen)
+        return Selected(tables, self.solve(tables), screen)
 
-    def fit_paying(self, mains: Tables) -> Calibrated:
+    def fit_paying(self, mains: Tables) -> Selected:
         """Fits the pairs, and then the triples, that pay on rows held out."""
         screen = self.screen_pairs(mains)
         pairs = screen.worth_trying(self.tabulation.effort.most_pairs)
         tables = self.tabulation.tabulate_pairs(mains, pairs)
         tables = self.tabulation.refine_mains(tables)
         fit = self.solve(tables, trial=trial_of_pairs(tables))
-        calibrated = Calibrated(tables, fit, screen)
+        selected = Selected(tables, fit, screen)
 
         self._reserve_rows(fit)
         with suppress(BudgetSpentError):  # then all stays as it is
-            calibrated = self.refine_pairs(calibrated)
-            calibrated = self.add_triples(calibrated)
-        return calibrated
+            selected = self.refine_pairs(selected)
+            selected = self.add_triples(selected)
+        return selected
 
     def screen_pairs(self, tables: Tables) -> Screen:
         """Strengths of all pairs; none where no forward rows are left for that."""
@@ -393,7 +396,7 @@ class Calibration:
         direct = sum(isinstance(piece, DirectPiece) for piece in fit.pieces)
         self.tabulation.meter.reserved = direct * DIRECT_BACKGROUND * (MEASURED_DIRECTLY + 1)
 
-    def refine_pairs(self, before: Calibrated) -> Calibrated:
+    def refine_pairs(self, before: Selected) -> Selected:
         """Gives pairs of a model of steps more thresholds, where they leave more than they should."""
         features = {k for pair in before.pairs for k in pair}
         is_stepped = any(len(before.tables.domains[k].steps) for k in features)
@@ -406,7 +409,7 @@ class Calibration:
         is_better = bool(fit.explained.nanmean() > before.fit.explained.nanmean())
         return replace(before, tables=tables, fit=fit) if is_better else before
 
-    def add_triples(self, before: Calibrated) -> Calibrated:
+    def add_triples(self, before: Selected) -> Selected:
         """Adds the triples that pay on rows held out, where pairs leave more than they should."""
         effort = self.tabulation.effort
         if not effort.most_triples or not are_worth_looking_for(before.fit):
@@ -438,7 +441,7 @@ class Calibration:
             return before
         return replace(before, tables=tables, fit=fit)
 
-    def _tables_with_triples(self, before: Calibrated, triples: Sequence[Subset]) -> Tables:
+    def _tables_with_triples(self, before: Selected, triples: Sequence[Subset]) -> Tables:
         """Tables of a fit and of triples, each with its pairs, which the trial of pairs may have left out."""
         inside = _pairs_inside(triples)
         extended = self.tabulation.add_pairs(before.tables, sorted(inside))

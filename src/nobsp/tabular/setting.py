@@ -155,6 +155,9 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value]
 
 
+# ---------------------------------------------------------------------- the model, the columns and the rows
+
+
 # Features of a row that an error message shows.
 _MOST_SHOWN = 8
 

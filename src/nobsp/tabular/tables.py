@@ -26,224 +26,6 @@ from nobsp.tabular.grids import Table, Tabulator
 from nobsp.tabular.lookup import Array, Chunk, LevelAxis, NumberAxis, TermTable
 from nobsp.tabular.rows import Sample
 
-
-def read(table: TermTable, rows: Chunk) -> Tensor:
-    """A table at some rows, as a tensor."""
-    return torch.from_numpy(np.ascontiguousarray(table(rows)))
-
-
-def occupancy(points: Points, rows: Chunk, weights: Array | None = None) -> Tensor:
-    """Share of the rows at each point; a row between two knots counts for both by its distance."""
-    size = len(points)
-    share = np.ones(rows.count) if weights is None else weights
-    if isinstance(points.axis, LevelAxis):
-        counts = np.bincount(rows.places(points.axis)[0], share, size + 1)[:size]
-        return torch.from_numpy(counts / max(counts.sum(), 1e-300))
-
-    x = rows.numbers(points.axis.column)
-    known = ~np.isnan(x)
-    segment = points.axis.segments(x[known])
-    along = points.axis.along(x[known], segment)
-    left = np.bincount(segment, (1 - along) * share[known], size)
-    right = np.bincount(segment + 1, along * share[known], size)
-    counts = left + right
-    if points.axis.missing:
-        counts[-1] = share[~known].sum()
-    return torch.from_numpy(counts / max(counts.sum(), 1e-300))
-
-
-def places_of(points: Points, rows: Chunk) -> Tensor:
-    """Where on a side every row is, (rows, points)."""
-    return torch.stack([occupancy(points, rows, row) for row in np.eye(rows.count)])
-
-
-def purify(table: Tensor, shares: Sequence[Tensor]) -> Tensor:
-    """A grid without its margins: it averages to zero along every side, by the share of the rows at its points."""
-    pure = table
-    for side, share in enumerate(shares):
-        margin = torch.tensordot(share, pure, dims=([0], [side]))
-        pure = pure - margin.unsqueeze(side)
-    return pure
-
-
-def average_over(grid: Tensor, places: Sequence[Tensor], *, sides: Sequence[int]) -> Tensor:
-    """A grid as a function of some `sides`, averaged over rows whose places on every side are known.
-
-    The other sides are averaged together, so that features that are correlated in the rows are so here.
-    """
-    others = [side for side in range(len(places)) if side not in sides]
-    joint = places[others[0]]
-    for side in others[1:]:
-        joint = joint.unsqueeze(-1) * places[side].reshape(
-            len(joint), *[1] * (joint.ndim - 1), places[side].shape[1]
-        )
-    average: Tensor = torch.tensordot(grid, joint.mean(0), dims=(others, list(range(len(others)))))
-    return average
-
-
-def transfer(points: Points, values: Tensor, wanted: Points) -> Tensor:
-    """Values on some points of a feature, read at others."""
-    if isinstance(points.axis, LevelAxis):
-        return values
-    assert isinstance(wanted.axis, NumberAxis)
-    flat = values.reshape(len(values), -1)
-    knots = np.clip(wanted.axis.knots, points.axis.knots[0], points.axis.knots[-1])
-    knots = np.append(knots, np.nan) if wanted.axis.missing else knots
-    table = TermTable((0,), (points.axis,), flat.numpy())
-    moved = read(table, Chunk({points.axis.column: knots}, slice(0, len(knots))))
-    return moved.reshape(len(knots), *values.shape[1:])
-
-
-def transfer_grid(points: Sequence[Points], values: Tensor, wanted: Sequence[Points]) -> Tensor:
-    """A grid on some lines, read on others, side by side."""
-    for side, (before, after) in enumerate(zip(points, wanted, strict=True)):
-        moved = transfer(before, values.movedim(side, 0).contiguous(), after)
-        values = moved.movedim(0, side)
-    return values
-
-
-@dataclass(frozen=True, eq=False)
-class TablePiece:
-    """A term on its nodes, as the regression sees it."""
-
-    term: Subset
-    points: tuple[Points, ...]
-    prior: Tensor  # the head's share, (nodes, outputs)
-    basis: Tensor  # the compressed representation, (nodes, rank)
-
-    @property
-    def rank(self) -> int:
-        """Columns of the regression."""
-        return int(self.basis.shape[1])
-
-    def table(self, values: Tensor) -> TermTable:
-        """A table on the term's nodes."""
-        axes = tuple(points.axis for points in self.points)
-        shape = (*map(len, self.points), values.shape[-1])
-        return TermTable(self.term, axes, values.reshape(shape).numpy())
-
-    def held(self) -> Tensor:
-        """Per node, the position of the node it is held at beyond the calibrated range."""
-        if not self.points:  # a feature that the network never sees
-            return torch.zeros(1, dtype=torch.long)
-        grids = np.meshgrid(*(points.held for points in self.points), indexing="ij")
-        positions = np.ravel_multi_index([grid.ravel() for grid in grids], grids[0].shape)
-        return torch.from_numpy(np.atleast_1d(positions))
-
-    def read(self, rows: Sample) -> tuple[Tensor, Tensor]:
-        """Compressed representation and prior of some rows."""
-        columns = torch.cat([self.basis, self.prior], 1)
-        values = read(self.table(columns), rows.chunk())
-        return values[:, : self.rank], values[:, self.rank :]
-
-    def finish(self, delta: Tensor, mean: Tensor) -> TermTable:
-        """The term's function: prior and correction, the latter held at the calibrated range, less their mean."""
-        correction = (self.basis @ delta)[self.held()]
-        return self.table(self.prior + correction - mean)
-
-
-@dataclass(frozen=True, eq=False)
-class DirectTerm:
-    """A term without a table: rows run through the network, once for every background row and subset of features."""
-
-    term: Subset
-    columns: tuple[tuple[int, ...], ...]  # per feature, of the network's input
-    background: Tensor
-    weight: Tensor  # the head's coefficients, (width, outputs)
-    delta: Tensor  # their correction
-    offset: Tensor  # subtracted, so that the mean over the calibration rows is zero
-    low: Tensor  # smallest calibrated value of each of the term's columns
-    high: Tensor
-
-    @property
-    def cost(self) -> int:
-        """Forward rows for every row that is explained."""
-        return len(self.background) * ((1 << len(self.term)) - 1)
-
-    def __call__(
-        self, run: Callable[[Tensor], Tensor], inputs: Tensor, *, batch_size: int
-    ) -> Tensor:
-        """Contributions of some rows, (rows, outputs)."""
-        tabulate = Tabulator(run, self.background, self.weight, batch_size=batch_size)
-        pure = pure_rows(tabulate, self.columns, inputs)
-        contributions = pure @ (self.weight + self.delta)
-
-        in_range = self._hold(inputs)
-        beyond = (in_range != inputs).any(1).nonzero().flatten()
-        if len(beyond):
-            at_edge = pure_rows(tabulate, self.columns, in_range[beyond])
-            # Where the model does not answer beyond the range, it is held there as the correction is.
-            answered = pure[beyond].isfinite().all(1, keepdim=True)
-            prior = torch.where(answered, pure[beyond], at_edge)
-            contributions[beyond] = prior @ self.weight + at_edge @ self.delta
-        return contributions - self.offset
-
-    def _hold(self, inputs: Tensor) -> Tensor:
-        """Rows with the term's columns held at the calibrated range."""
-        columns = flatten_columns(self.columns)
-        low = self.low.to(inputs.dtype)
-        high = self.high.to(inputs.dtype)
-        held = inputs.clone()
-        held[:, columns] = inputs[:, columns].clamp(low, high)
-        return held
-
-
-@dataclass(frozen=True, eq=False)
-class DirectPiece:
-    """A term without a table, as the regression sees it."""
-
-    term: Subset
-    columns: tuple[tuple[int, ...], ...]
-    tabulate: Tabulator
-    basis: Tensor  # directions (width, rank) that the representation uses
-    # Smallest and largest calibrated value of every column of the network's input.
-    span: tuple[Tensor, Tensor]
-
-    @property
-    def rank(self) -> int:
-        """Columns of the regression."""
-        return int(self.basis.shape[1])
-
-    def read(self, rows: Sample) -> tuple[Tensor, Tensor]:
-        """Compressed representation and prior of some rows."""
-        pure = pure_rows(self.tabulate, self.columns, rows.inputs)
-        return pure @ self.basis, pure @ self.tabulate.weight
-
-    def finish(self, delta: Tensor, mean: Tensor) -> DirectTerm:
-        """The term's function."""
-        columns = flatten_columns(self.columns)
-        smallest, largest = self.span
-        return DirectTerm(
-            term=self.term,
-            columns=self.columns,
-            background=self.tabulate.background,
-            weight=self.tabulate.weight,
-            delta=self.basis @ delta,
-            offset=mean,
-            low=smallest[columns],
-            high=largest[columns],
-        )
-
-
-Piece = TablePiece | DirectPiece
-
-
-def flatten_columns(groups: Sequence[Sequence[int]]) -> list[int]:
-    """The columns of several features in a row."""
-    return [column for group in groups for column in group]
-
-
-def pure_rows(tabulate: Tabulator, columns: Sequence[Sequence[int]], inputs: Tensor) -> Tensor:
-    """Δ_S of every row by running the network: Σ_{U⊆S} (−1)^{|S|−|U|} z̄_U, the empty set left out as a constant."""
-    parts = []
-    for size in range(1, len(columns) + 1):
-        sign = (-1.0) ** (len(columns) - size)
-        for subset in combinations(columns, size):
-            flat = flatten_columns(subset)
-            parts.append(sign * tabulate.rows(flat, inputs[:, flat]))
-    return sum(parts[1:], parts[0])
-
-
 # Most directions of a representation, by how many features a term has: all terms share the regression's columns.
 MOST_DIRECTIONS = {1: 24, 2: 32, 3: 16}
 # Products below this are as good as none.
@@ -407,3 +189,226 @@ def compress(mean: Tensor, share: Tensor, *, most: int) -> Tensor:
         directions = weighted.T @ directions / values.sqrt()
     scaled: Tensor = directions / values**0.25
     return scaled
+
+
+# ---------------------------------------------------------------------- terms as the regression sees them
+
+
+@dataclass(frozen=True, eq=False)
+class TablePiece:
+    """A term on its nodes, as the regression sees it."""
+
+    term: Subset
+    points: tuple[Points, ...]
+    prior: Tensor  # the head's share, (nodes, outputs)
+    basis: Tensor  # the compressed representation, (nodes, rank)
+
+    @property
+    def rank(self) -> int:
+        """Columns of the regression."""
+        return int(self.basis.shape[1])
+
+    def table(self, values: Tensor) -> TermTable:
+        """A table on the term's nodes."""
+        axes = tuple(points.axis for points in self.points)
+        shape = (*map(len, self.points), values.shape[-1])
+        return TermTable(self.term, axes, values.reshape(shape).numpy())
+
+    def held(self) -> Tensor:
+        """Per node, the position of the node it is held at beyond the calibrated range."""
+        if not self.points:  # a feature that the network never sees
+            return torch.zeros(1, dtype=torch.long)
+        grids = np.meshgrid(*(points.held for points in self.points), indexing="ij")
+        positions = np.ravel_multi_index([grid.ravel() for grid in grids], grids[0].shape)
+        return torch.from_numpy(np.atleast_1d(positions))
+
+    def read(self, rows: Sample) -> tuple[Tensor, Tensor]:
+        """Compressed representation and prior of some rows."""
+        columns = torch.cat([self.basis, self.prior], 1)
+        values = read(self.table(columns), rows.chunk())
+        return values[:, : self.rank], values[:, self.rank :]
+
+    def finish(self, delta: Tensor, mean: Tensor) -> TermTable:
+        """The term's function: prior and correction, the latter held at the calibrated range, less their mean."""
+        correction = (self.basis @ delta)[self.held()]
+        return self.table(self.prior + correction - mean)
+
+
+@dataclass(frozen=True, eq=False)
+class DirectTerm:
+    """A term without a table: rows run through the network, once for every background row and subset of features."""
+
+    term: Subset
+    columns: tuple[tuple[int, ...], ...]  # per feature, of the network's input
+    background: Tensor
+    weight: Tensor  # the head's coefficients, (width, outputs)
+    delta: Tensor  # their correction
+    offset: Tensor  # subtracted, so that the mean over the calibration rows is zero
+    low: Tensor  # smallest calibrated value of each of the term's columns
+    high: Tensor
+
+    @property
+    def cost(self) -> int:
+        """Forward rows for every row that is explained."""
+        return len(self.background) * ((1 << len(self.term)) - 1)
+
+    def __call__(
+        self, run: Callable[[Tensor], Tensor], inputs: Tensor, *, batch_size: int
+    ) -> Tensor:
+        """Contributions of some rows, (rows, outputs)."""
+        tabulate = Tabulator(run, self.background, self.weight, batch_size=batch_size)
+        pure = pure_rows(tabulate, self.columns, inputs)
+        contributions = pure @ (self.weight + self.delta)
+
+        in_range = self._hold(inputs)
+        beyond = (in_range != inputs).any(1).nonzero().flatten()
+        if len(beyond):
+            at_edge = pure_rows(tabulate, self.columns, in_range[beyond])
+            # Where the model does not answer beyond the range, it is held there as the correction is.
+            answered = pure[beyond].isfinite().all(1, keepdim=True)
+            prior = torch.where(answered, pure[beyond], at_edge)
+            contributions[beyond] = prior @ self.weight + at_edge @ self.delta
+        return contributions - self.offset
+
+    def _hold(self, inputs: Tensor) -> Tensor:
+        """Rows with the term's columns held at the calibrated range."""
+        columns = flatten_columns(self.columns)
+        low = self.low.to(inputs.dtype)
+        high = self.high.to(inputs.dtype)
+        held = inputs.clone()
+        held[:, columns] = inputs[:, columns].clamp(low, high)
+        return held
+
+
+@dataclass(frozen=True, eq=False)
+class DirectPiece:
+    """A term without a table, as the regression sees it."""
+
+    term: Subset
+    columns: tuple[tuple[int, ...], ...]
+    tabulate: Tabulator
+    basis: Tensor  # directions (width, rank) that the representation uses
+    # Smallest and largest calibrated value of every column of the network's input.
+    span: tuple[Tensor, Tensor]
+
+    @property
+    def rank(self) -> int:
+        """Columns of the regression."""
+        return int(self.basis.shape[1])
+
+    def read(self, rows: Sample) -> tuple[Tensor, Tensor]:
+        """Compressed representation and prior of some rows."""
+        pure = pure_rows(self.tabulate, self.columns, rows.inputs)
+        return pure @ self.basis, pure @ self.tabulate.weight
+
+    def finish(self, delta: Tensor, mean: Tensor) -> DirectTerm:
+        """The term's function."""
+        columns = flatten_columns(self.columns)
+        smallest, largest = self.span
+        return DirectTerm(
+            term=self.term,
+            columns=self.columns,
+            background=self.tabulate.background,
+            weight=self.tabulate.weight,
+            delta=self.basis @ delta,
+            offset=mean,
+            low=smallest[columns],
+            high=largest[columns],
+        )
+
+
+Piece = TablePiece | DirectPiece
+
+
+def flatten_columns(groups: Sequence[Sequence[int]]) -> list[int]:
+    """The columns of several features in a row."""
+    return [column for group in groups for column in group]
+
+
+def pure_rows(tabulate: Tabulator, columns: Sequence[Sequence[int]], inputs: Tensor) -> Tensor:
+    """Δ_S of every row by running the network: Σ_{U⊆S} (−1)^{|S|−|U|} z̄_U, the empty set left out as a constant."""
+    parts = []
+    for size in range(1, len(columns) + 1):
+        sign = (-1.0) ** (len(columns) - size)
+        for subset in combinations(columns, size):
+            flat = flatten_columns(subset)
+            parts.append(sign * tabulate.rows(flat, inputs[:, flat]))
+    return sum(parts[1:], parts[0])
+
+
+# ---------------------------------------------------------------------- margins, and other lines
+
+
+def read(table: TermTable, rows: Chunk) -> Tensor:
+    """A table at some rows, as a tensor."""
+    return torch.from_numpy(np.ascontiguousarray(table(rows)))
+
+
+def occupancy(points: Points, rows: Chunk, weights: Array | None = None) -> Tensor:
+    """Share of the rows at each point; a row between two knots counts for both by its distance."""
+    size = len(points)
+    share = np.ones(rows.count) if weights is None else weights
+    if isinstance(points.axis, LevelAxis):
+        counts = np.bincount(rows.places(points.axis)[0], share, size + 1)[:size]
+        return torch.from_numpy(counts / max(counts.sum(), 1e-300))
+
+    x = rows.numbers(points.axis.column)
+    known = ~np.isnan(x)
+    segment = points.axis.segments(x[known])
+    along = points.axis.along(x[known], segment)
+    left = np.bincount(segment, (1 - along) * share[known], size)
+    right = np.bincount(segment + 1, along * share[known], size)
+    counts = left + right
+    if points.axis.missing:
+        counts[-1] = share[~known].sum()
+    return torch.from_numpy(counts / max(counts.sum(), 1e-300))
+
+
+def places_of(points: Points, rows: Chunk) -> Tensor:
+    """Where on a side every row is, (rows, points)."""
+    return torch.stack([occupancy(points, rows, row) for row in np.eye(rows.count)])
+
+
+def purify(table: Tensor, shares: Sequence[Tensor]) -> Tensor:
+    """A grid without its margins: it averages to zero along every side, by the share of the rows at its points."""
+    pure = table
+    for side, share in enumerate(shares):
+        margin = torch.tensordot(share, pure, dims=([0], [side]))
+        pure = pure - margin.unsqueeze(side)
+    return pure
+
+
+def average_over(grid: Tensor, places: Sequence[Tensor], *, sides: Sequence[int]) -> Tensor:
+    """A grid as a function of some `sides`, averaged over rows whose places on every side are known.
+
+    The other sides are averaged together, so that features that are correlated in the rows are so here.
+    """
+    others = [side for side in range(len(places)) if side not in sides]
+    joint = places[others[0]]
+    for side in others[1:]:
+        joint = joint.unsqueeze(-1) * places[side].reshape(
+            len(joint), *[1] * (joint.ndim - 1), places[side].shape[1]
+        )
+    average: Tensor = torch.tensordot(grid, joint.mean(0), dims=(others, list(range(len(others)))))
+    return average
+
+
+def transfer(points: Points, values: Tensor, wanted: Points) -> Tensor:
+    """Values on some points of a feature, read at others."""
+    if isinstance(points.axis, LevelAxis):
+        return values
+    assert isinstance(wanted.axis, NumberAxis)
+    flat = values.reshape(len(values), -1)
+    knots = np.clip(wanted.axis.knots, points.axis.knots[0], points.axis.knots[-1])
+    knots = np.append(knots, np.nan) if wanted.axis.missing else knots
+    table = TermTable((0,), (points.axis,), flat.numpy())
+    moved = read(table, Chunk({points.axis.column: knots}, slice(0, len(knots))))
+    return moved.reshape(len(knots), *values.shape[1:])
+
+
+def transfer_grid(points: Sequence[Points], values: Tensor, wanted: Sequence[Points]) -> Tensor:
+    """A grid on some lines, read on others, side by side."""
+    for side, (before, after) in enumerate(zip(points, wanted, strict=True)):
+        moved = transfer(before, values.movedim(side, 0).contiguous(), after)
+        values = moved.movedim(0, side)
+    return values
