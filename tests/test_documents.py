@@ -176,6 +176,7 @@ PAGES: dict[str, Callable[[], Names]] = {
     "images.md": image_names,
     "models.md": tree_names,
     "neighbors.md": neighbor_names,
+    "parts.md": dict,
     "plots.md": dict,
     "report.md": report_names,
     "scale.md": table_names,

@@ -99,7 +99,7 @@ class Block(nn.Module):
 class SmallViT(nn.Module):
     """Patches of four pixels, averaged tokens."""
 
-    def __init__(self, width: int = 96, depth: int = 4, num_heads: int = 6) -> None:
+    def __init__(self, width: int = 72, depth: int = 4, num_heads: int = 6) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, 4, 4)
         self.places = nn.Parameter(0.02 * torch.randn(1, 64, width))
@@ -181,17 +181,17 @@ def makers(*, quick: bool) -> dict[str, Callable[[], Callable[[int], Subject]]]:
         return lambda seed: of_images(ready, seed=seed, calibration=calibration, test=few or test)
 
     def transformer() -> Callable[[int], Subject]:
-        model = trained_vit(epochs=1 if quick else 8)
-        return lambda seed: vit(seed=seed, calibration=600, test=few or 2000, model=model)
+        model = trained_vit(epochs=1 if quick else 5)
+        return lambda seed: vit(seed=seed, calibration=400, test=few or 1000, model=model)
 
     def mlp() -> Callable[[int], Subject]:
         first = adult(seed=0, calibration=2000, test=few or 2400)
         return lambda seed: adult(seed=seed, calibration=2000, test=few or 2400, model=first.model)
 
     return {
-        "resnet20": lambda: images(resnet20_cifar10, 400, 2000),
-        "resnet18": lambda: images(resnet18_cifar10, 400, 500),
-        "mobilenet": lambda: images(mobilenet_v2, 300, 400),
+        "resnet20": lambda: images(resnet20_cifar10, 400, 1000),
+        "resnet18": lambda: images(resnet18_cifar10, 400, 300),
+        "mobilenet": lambda: images(mobilenet_v2, 200, 200),
         "vit": transformer,
         "mlp": mlp,
     }

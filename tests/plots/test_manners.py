@@ -1,5 +1,6 @@
 """What all plots promise: axes in and out, nothing shown, nobody's settings changed, any name drawn as text."""
 
+import functools
 import inspect
 import os
 from dataclasses import replace
@@ -13,7 +14,8 @@ from matplotlib.axes import Axes
 from sklearn.exceptions import NotFittedError
 from torch import nn
 
-from nobsp import NObSP, NObSPCam, plots
+from nobsp import NObSP, NObSPCam, explain_parts, plots
+from tests.parts.streams import Transformer, drawn, rows
 from tests.plots import pictures
 from tests.plots.subjects import account
 from tests.processes import run_python
@@ -33,7 +35,18 @@ ON_ONE_AXES = {
         pictures.explainer(interactions=1), ax=ax
     ),
     "health": lambda ax: plots.health(pictures.explainer(), ax=ax),
+    "parts": lambda ax: plots.parts(dissected()[0], ax=ax),
+    "lens": lambda ax: plots.lens(dissected()[1], ax=ax),
 }
+
+
+@functools.cache
+def dissected():
+    """A small transformer's parts, its outputs by depth, and its ablation."""
+    model = drawn(Transformer(last_norm=True))
+    x = rows(20, 4, 3)
+    ex = explain_parts(model, x)
+    return ex, ex.lens(x), ex.ablation(x)
 
 
 def awkward():

@@ -1,4 +1,4 @@
-"""The command line: `nobsp explain`, `cam`, `confusions`, `audit`, `demo` and `version`."""
+"""The command line: `nobsp explain`, `cam`, `confusions`, `audit`, `prune`, `demo` and `version`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rich.console import Console as Terminal
 
 from nobsp import __version__
 from nobsp.arguments import suggest
-from nobsp.cli import audit, cam, explain
+from nobsp.cli import audit, cam, explain, prune
 from nobsp.cli.options import (
     OUTPUT,
     Console,
@@ -130,7 +130,7 @@ def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
         console=_Terminal(),
         help_on_error=False,
     )
-    commands: list[Any] = [explain.explain, cam.cam, cam.confusions, audit.audit, demo, version]
+    commands: list[Any] = [explain.explain, cam.cam, cam.confusions, audit.audit, prune.prune, demo, version]
     for order, command in enumerate(commands):
         app.command(command, sort_key=order, help_epilogue="")
 

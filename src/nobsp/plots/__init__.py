@@ -6,6 +6,7 @@ from nobsp.plots.health import health
 from nobsp.plots.importances import beeswarm, importance
 from nobsp.plots.interaction import interaction, interaction_matrix
 from nobsp.plots.maps import cam_grid, confusions, signal, words, words_html
+from nobsp.plots.parts import lens, parts
 from nobsp.plots.retrieval import retrieval_panel
 from nobsp.plots.sequences import windows
 
@@ -19,6 +20,8 @@ __all__ = [
     "interaction",
     "interaction_matrix",
     "ledger",
+    "lens",
+    "parts",
     "retrieval_panel",
     "signal",
     "waterfall",

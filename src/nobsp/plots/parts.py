@@ -1,0 +1,196 @@
+"""Parts of a network: blocks by heads, what each adds directly and what is lost without it; outputs by depth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nobsp._typing import FloatArray
+from nobsp.arguments import count, percent, require_parts, require_whole_number, suggest
+from nobsp.numerics import evenly_spaced
+from nobsp.plots import _axes
+from nobsp.plots._axes import NORMAL, SMALL, Axes, AxesLike, Look, get_panels, label_rows, tidy
+from nobsp.plots.labels import escape
+
+# What `explain_parts` returned, or what `ablation` of that did: by their attributes, so that torch is not needed.
+Dissected: TypeAlias = Any
+Depths: TypeAlias = Any
+
+_DIRECT = Look(_axes.MAIN)
+_ABLATED = Look(_axes.FOR, _axes.AGAINST_HATCH)
+# Rows that are drawn.
+_MOST_LINES = 30
+_LIGHT = 0.55
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Mean absolute numbers per part, under a heading."""
+
+    title: str
+    sizes: FloatArray
+    look: Look
+
+
+def parts(
+    what: Dissected, *, output: int | str = 0, max_display: int = 25, ax: AxesLike = None
+) -> Any:
+    """Draws how much each part of a network adds to an output, on average over rows.
+
+    Of a transformer a map of blocks by heads, with the MLP beside them; of other networks bars, in the order of the
+    stream. An `Ablation` has two panels: what parts add directly, and what is lost when they are put at their means.
+
+    Args:
+        what: What `nobsp.explain_parts` returned, or its `ablation(X)`.
+        output: Which output, by position or name.
+        max_display: Most bars, for networks without heads: the largest.
+        ax: Axes to draw on, two of them for an ablation; a new figure when None.
+
+    Returns:
+        The axes, or an array of both.
+
+    Example:
+        >>> import torch, nobsp
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
+        >>> ax = nobsp.plots.parts(nobsp.explain_parts(model, torch.randn(50, 3)))
+        >>> len(ax.patches)
+        6
+    """
+    require_parts("what", what, ("parts", "output_names"), wanted="an explanation of parts")
+    require_whole_number("max_display", max_display)
+    column = _output(output, what.output_names)
+    panels = _panels(what, column)
+    with_heads = any(part.kind == "head" for part in what.parts)
+    n_lines = len({part.block for part in what.parts}) if with_heads else len(what.parts)
+    height = 0.3 * min(n_lines, max_display if not with_heads else n_lines) + 1.4
+    axes = get_panels(ax, len(panels), len(panels), (4.6 * len(panels), height), "parts")
+
+    largest = max(float(np.nanmax(panel.sizes, initial=0.0)) for panel in panels)
+    for axis, panel in zip(axes, panels, strict=True):
+        if with_heads:
+            _draw_map(axis, what.parts, panel.sizes, largest)
+        else:
+            _draw_bars(axis, what.parts, panel, max_display)
+        axis.set_title(panel.title, loc="left", fontsize=NORMAL)
+        axis.set_xlabel(f"mean |change| of {escape(what.output_names[column])}", fontsize=SMALL)
+    return axes[0] if len(axes) == 1 else np.array(axes, dtype=object)
+
+
+def lens(what: Depths, *, output: int | str = 0, ax: Axes | None = None) -> Axes:
+    """Draws an output as it stands at each depth, with all later parts at their means.
+
+    A line is a row, coloured by where it ends; of many rows some are drawn, evenly spaced by their last value.
+
+    Args:
+        what: What `explain_parts(model, X).lens(X)` returned.
+        output: Which output, by position or name.
+        ax: Axes to draw on; a new figure when None.
+
+    Example:
+        >>> import torch, nobsp
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+        >>> encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        >>> model = torch.nn.Sequential(encoder, torch.nn.Flatten(), torch.nn.Linear(24, 2))
+        >>> rows = torch.randn(20, 3, 8)
+        >>> ax = nobsp.plots.lens(nobsp.explain_parts(model, rows).lens(rows))
+        >>> [label.get_text() for label in ax.get_xticklabels()]
+        ['embedding', 'block 0', 'block 1']
+    """
+    require_parts("what", what, ("outputs", "depths"), wanted="the outputs by depth, ex.lens(X)")
+    column = _output(output, what.output_names)
+    outputs = what.outputs[..., column]
+    positions = np.arange(len(what.depths))
+    [axes] = get_panels(ax, 1, 1, (0.55 * len(positions) + 3.0, 3.2), "lens")
+    tidy(axes)
+    shades = _axes.blend(_axes.LOW_TO_HIGH)
+    shown = outputs[np.argsort(outputs[:, -1], kind="stable")]
+    shown = shown[evenly_spaced(len(shown), _MOST_LINES)]
+    for rank, row in enumerate(shown):
+        colour = shades(rank / max(len(shown) - 1, 1))
+        axes.plot(positions, row, color=colour, linewidth=1.1, marker="o", markersize=2.5)
+    room = 60
+    labels = [escape(name) for name in what.depths]
+    _axes.turn_labels(axes.xaxis, positions, labels, room=room, degrees=35)
+    axes.set_ylabel(escape(what.output_names[column]), fontsize=NORMAL)
+    axes.set_title("output with later parts at their means", loc="left", fontsize=NORMAL)
+    _axes.add_note(axes, count(len(outputs), "row"))
+    return axes
+
+
+def _output(output: int | str, names: Sequence[str]) -> int:
+    """The position of an output."""
+    if isinstance(output, str):
+        if output not in names:
+            raise ValueError(f"output={output!r} is not there; {suggest(output, names)}")
+        return list(names).index(output)
+    is_whole = isinstance(output, int | np.integer) and not isinstance(output, bool)
+    if not is_whole or not -len(names) <= output < len(names):
+        raise ValueError(f"output={output!r}: there are {count(len(names), 'output')}, from 0.")
+    return int(output) % len(names)
+
+
+def _panels(what: Dissected, column: int) -> list[_Sizes]:
+    """What is drawn: direct contributions, and of an ablation the effects beside them."""
+    if not hasattr(what, "effects"):
+        direct = np.abs(what.values[..., column]).mean(0)
+        return [_Sizes("added directly", direct, _DIRECT)]
+    direct = np.abs(what.direct[..., column]).mean(0)
+    effects = np.abs(what.effects[..., column]).mean(0)
+    return [
+        _Sizes("added directly", direct, _DIRECT),
+        _Sizes("lost without the part", effects, _ABLATED),
+    ]
+
+
+def _draw_map(ax: Axes, dissected: Sequence[Any], sizes: FloatArray, largest: float) -> None:
+    """Blocks down, heads and the MLP across; the embedding in a line of its own."""
+    lines = [None, *sorted({part.block for part in dissected if part.block is not None})]
+    n_heads = 1 + max(part.number for part in dissected if part.kind == "head")
+    grid = np.full((len(lines), n_heads + 1), np.nan)
+    for part, size in zip(dissected, sizes, strict=True):
+        place = part.number if part.kind == "head" else n_heads
+        if part.kind in ("embedding", "attention"):
+            place = 0
+        grid[lines.index(part.block), place] = size
+
+    shades = _axes.blend(_axes.NOTHING_TO_MUCH)
+    ax.set_facecolor(_axes.EMPTY[0])
+    image = ax.imshow(grid, cmap=shades, vmin=0.0, vmax=max(largest, 1e-30), aspect="auto")
+    if grid.size <= 300:
+        _write_numbers(ax, grid, largest)
+    ax.set_yticks(range(len(lines)), labels=_names_of_lines(lines, dissected), fontsize=SMALL)
+    heads = [f"head {number}" for number in range(n_heads)] if n_heads <= 6 else range(n_heads)
+    ax.set_xticks(range(n_heads + 1), labels=[*map(str, heads), "MLP"], fontsize=SMALL)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    _axes.colour_bar(ax, image, "")
+
+
+def _names_of_lines(lines: Sequence[int | None], dissected: Sequence[Any]) -> list[str]:
+    first = next((part.name for part in dissected if part.block is None), "")
+    return [escape(first) if line is None else f"block {line}" for line in lines]
+
+
+def _write_numbers(ax: Axes, grid: FloatArray, largest: float) -> None:
+    """The numbers themselves, dark on light and light on dark."""
+    for (line, place), size in np.ndenumerate(grid):
+        if np.isfinite(size):
+            colour = "white" if size > _LIGHT * largest else _axes.text_colour(ax)
+            text = f"{size:.2g}"
+            ax.text(place, line, text, ha="center", va="center", fontsize=SMALL, color=colour)
+
+
+def _draw_bars(ax: Axes, dissected: Sequence[Any], panel: _Sizes, max_display: int) -> None:
+    """The largest, in the order of the stream."""
+    tidy(ax, grid=True)
+    known = np.nan_to_num(panel.sizes)
+    shown = np.sort(np.argsort(-known, kind="stable")[:max_display])
+    label_rows(ax, [escape(dissected[part].name) for part in shown])
+    _axes.bars(ax, np.arange(len(shown)), known[shown], left=0.0, look=panel.look)
+    left_out = len(known) - len(shown)
+    if left_out and known.sum() > 0:
+        share = 1 - known[shown].sum() / known.sum()
+        _axes.add_note(ax, f"{count(left_out, 'part')} more have {percent(float(share))}")

@@ -1,0 +1,118 @@
+"""`nobsp prune` writes a smaller network that anyone can load, and says what it cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nobsp.cli import main
+
+FACTORY = """
+import torch
+from torch import nn
+
+def net():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+
+def table():
+    return {"not": "a network"}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prune")
+    (folder / "nets.py").write_text(FACTORY, encoding="utf-8")
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(200, 4)), columns=list("abcd"))
+    frame["kind"] = rng.integers(0, 3, size=200)
+    frame.to_csv(folder / "rows.csv", index=False)
+    return folder
+
+
+def arguments(folder: Path, out: Path, *more: str) -> list[str]:
+    return [
+        *("prune", "--model", f"{folder / 'nets.py'}:net", "--data", str(folder / "rows.csv")),
+        *("--target", "kind", "--out", str(out), *more),
+    ]
+
+
+def test_the_program_that_is_written_is_smaller_and_runs_on_any_batch(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small.pt2"
+
+    code = main(arguments(folder, out, "--keep", "0.5", "--json"))
+
+    assert code == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["layers"] == [{"name": "2", "kind": "units", "before": 16, "after": 8}]
+    assert summary["accuracy"] is not None
+    assert summary["held_out_rows"] == 40
+    program = torch.export.load(out)
+    sizes = sorted(tensor.numel() for tensor in program.state_dict.values())
+    assert sizes == [3, 8, 24, 32]
+    assert program.module()(torch.zeros(7, 4)).shape == (7, 3)
+
+
+def test_weights_alone_may_be_written_within_a_budget(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small.safetensors"
+
+    code = main(arguments(folder, out, "--budget", "0.6", "--budget-of", "parameters", "--quiet"))
+
+    assert code == 0
+    assert sum(tensor.numel() for tensor in load_file(out).values()) <= 0.65 * 131
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--out", "small.onnx"],
+        ["--out", "nowhere/small.pt2"],
+        ["--images", "pictures"],
+        ["--keep", "0"],
+        ["--protect", "nothing"],
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_nothing_is_written(
+    wrong: list[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = arguments(folder, tmp_path / "small.pt2")
+    if wrong[0] == "--out":
+        position = given.index("--out")
+        del given[position : position + 2]
+
+    code = main([*given, *wrong])
+
+    assert code in (1, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exported_program_and_other_models_are_refused_in_words(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = tmp_path / "small.pt2"
+    assert main(arguments(folder, small, "--quiet")) == 0
+    for model in (str(small), f"{folder / 'nets.py'}:table"):
+        given = arguments(folder, tmp_path / "again.pt2")
+        given[given.index("--model") + 1] = model
+        assert main(given) == 2
+        assert "--model" in capsys.readouterr().err
+
+
+def test_an_existing_file_is_kept_unless_forced(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small.pt2"
+    out.write_text("mine", encoding="utf-8")
+
+    assert main(arguments(folder, out)) == 2
+    assert out.read_text(encoding="utf-8") == "mine"
+    assert main(arguments(folder, out, "--force", "--quiet")) == 0
+    assert out.stat().st_size > 1000
