@@ -130,7 +130,15 @@ def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
         console=_Terminal(),
         help_on_error=False,
     )
-    commands: list[Any] = [explain.explain, cam.cam, cam.confusions, audit.audit, prune.prune, demo, version]
+    commands: list[Any] = [
+        explain.explain,
+        cam.cam,
+        cam.confusions,
+        audit.audit,
+        prune.prune,
+        demo,
+        version,
+    ]
     for order, command in enumerate(commands):
         app.command(command, sort_key=order, help_epilogue="")
 
