@@ -53,6 +53,14 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.swapped",
         "was the model trained on the calibration rows? A guess by swapping columns",
     ),
+    "compare": (
+        "benchmarks.comparison",
+        "what changed: parts of gaps beside SHAP and statsmodels, coverage, pairs of models",
+    ),
+    "shapes": (
+        "benchmarks.comparison.shapes",
+        "shapes asked of constrained and free trees, bounds on fresh rows, planted weak spots",
+    ),
     "bands": ("benchmarks.tabular.bands", "coverage of the bands around curves"),
     "halves": (
         "benchmarks.tabular.halves",

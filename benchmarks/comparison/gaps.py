@@ -101,6 +101,16 @@ def measure_coverage(name: str, correlation: float, *, repetitions: int) -> dict
     }
 
 
+def sampled_gaps(design: Design, first: Array, second: Array) -> Array:
+    """The known functions' parts on these very rows, by feature: which rows were drawn is nobody's error."""
+    return by_feature(
+        {
+            term: float(function(first).mean() - function(second).mean())
+            for term, function in design.terms.items()
+        }
+    )
+
+
 def by_feature(parts: dict[Term, float]) -> Array:
     """Parts by feature, a pair shared equally between its two, as Shapley values share it."""
     shares = np.zeros(len(NAMES))
@@ -115,7 +125,7 @@ def shap_values(model: Callable[[Array], Array], rows: Array, background: Array)
     import shap
 
     masker = shap.maskers.Independent(background, max_samples=len(background))
-    return np.asarray(shap.explainers.ExactExplainer(model, masker)(rows).values)
+    return np.asarray(shap.explainers.ExactExplainer(model, masker)(rows, silent=True).values)
 
 
 def shap_difference(values: Array, generator: np.random.Generator) -> tuple[Array, Array]:
@@ -132,31 +142,28 @@ def shap_difference(values: Array, generator: np.random.Generator) -> tuple[Arra
 def measure_errors(name: str, correlation: float, *, repetitions: int) -> dict[str, Any]:
     """Networks trained on the functions: root mean square error of the parts by feature, beside SHAP's."""
     design = DESIGNS[name]
-    expected = by_feature(true_gaps(design, correlation))
     errors: dict[str, list[Array]] = {"nobsp": [], "shap": []}
     for repetition in range(repetitions):
         generator = np.random.default_rng([repetition, int(10 * correlation), 7])
         draw = partial(draw_rows, correlation=correlation, generator=generator)
         network = train_network(design, draw(4000), seed=repetition)
         explainer = nobsp.NObSP(network, features=list(NAMES)).fit(draw(CALIBRATED))
-        # Many rows, so that the functions decide and not which rows were drawn.
-        first, second = draw(4 * GROUP) + SHIFT, draw(4 * GROUP)
+        first, second = draw(GROUP) + SHIFT, draw(GROUP)
+        expected = sampled_gaps(design, first, second)
         comparison = nobsp.compare(explainer(first), explainer(second), draws=100)
         parts = dict(zip(comparison.terms, comparison.gap.value[:-1, 0], strict=True))
         errors["nobsp"].append(by_feature(parts) - expected)
 
-        def predict(rows: Array, network: nn.Module = network) -> Array:
-            with torch.no_grad():
-                return np.asarray(network(torch.as_tensor(rows)).numpy()[:, 0])
-
-        few = np.concatenate([first[:GROUP], second[:GROUP]])
-        values = shap_values(predict, few, draw(BACKGROUND))
+        predict = partial(predict_with, network)
+        values = shap_values(predict, np.concatenate([first, second]), draw(BACKGROUND))
         errors["shap"].append(shap_difference(values, generator)[0] - expected)
-        # The same rows for us, so that neither has the better draw.
-        fewer = nobsp.compare(explainer(first[:GROUP]), explainer(second[:GROUP]), draws=100)
-        parts = dict(zip(fewer.terms, fewer.gap.value[:-1, 0], strict=True))
-        errors["nobsp"][-1] = by_feature(parts) - expected
     return {method: float(np.sqrt(np.mean(np.square(values)))) for method, values in errors.items()}
+
+
+def predict_with(network: nn.Module, rows: Array) -> Array:
+    """A network as a function of arrays."""
+    with torch.no_grad():
+        return np.asarray(network(torch.as_tensor(rows)).numpy()[:, 0])
 
 
 def train_network(design: Design, X: Array, *, seed: int) -> nn.Module:

@@ -11,8 +11,7 @@ from nobsp.comparison.result import Estimates
 from nobsp.comparison.sampling import Sampled
 from nobsp.comparison.stacks import Stacks
 
-# Share of the outputs' spread that tables of one function may differ by because their knots do: no change is claimed
-# that is smaller.
+# Share of the predictions' spread that tables of one function may differ by because their knots do.
 RESOLUTION = 0.005
 
 
@@ -24,13 +23,16 @@ class Changes:
     p_values: FloatArray  # of a change no larger than two calibrations of one model make; NaN where untested
 
 
-def measure_changes(stacks: Stacks, sampled: Sampled, *, level: float) -> Changes:
+def measure_changes(
+    stacks: Stacks, sampled: Sampled, *, level: float, least_change: float
+) -> Changes:
     """Spread of the difference of every term over the rows, with an interval and a test.
 
     Let d be the difference of two calibrated functions and e the same of a copy of the calibrations. Calibrating makes
     var(d) larger by var(e) on average, and var(d + e) by twice that, so that 2 var(d) − var(d + e) is about what the
     models themselves differ by: a basic bootstrap. Without any change, var(d) is distributed as var(e) is: a sum of
-    squares, about a χ² of as many degrees of freedom as the deviations have directions (Satterthwaite).
+    squares, about a χ² of as many degrees of freedom as the deviations have directions (Satterthwaite). A change of
+    `least_change`, a share of the predictions' spread, is not yet one.
     """
     assert sampled.squares is not None  # two models on the same rows
     side = stacks.sides[0]
@@ -40,7 +42,7 @@ def measure_changes(stacks: Stacks, sampled: Sampled, *, level: float) -> Change
 
     p_values = np.full(variances.shape, np.nan)
     predictions = stacks.values[0][:, :, -1].reshape(-1, variances.shape[1])
-    least = np.square(RESOLUTION) * predictions.var(0)
+    least = np.square(least_change) * predictions.var(0)
     tested = _common_terms(stacks)
     for position, term in enumerate(stacks.terms):
         entry = stacks.first_term + position

@@ -9,7 +9,12 @@ import numpy as np
 from nobsp._typing import ArrayLike, BoolArray, FloatArray
 from nobsp.arguments import count, join_names, require_number, require_whole_number
 from nobsp.base import Finding, sort_findings
-from nobsp.comparison.changes import false_discovery_rates, measure_changes, p_values_of_gaps
+from nobsp.comparison.changes import (
+    RESOLUTION,
+    false_discovery_rates,
+    measure_changes,
+    p_values_of_gaps,
+)
 from nobsp.comparison.pairing import (
     Kind,
     Pair,
@@ -45,6 +50,7 @@ def compare(
     crossed: tuple[Explanation, Explanation] | None = None,
     level: float = 0.9,
     draws: int = 1000,
+    least_change: float = RESOLUTION,
     random_state: int = 0,
 ) -> Comparison:
     """What differs between two accounts, by terms that add up to the whole difference.
@@ -69,6 +75,9 @@ def compare(
             divided too. Needed where terms have no table, and for probabilities.
         level: Share of intervals that hold what they are about.
         draws: How often rows are drawn.
+        least_change: For two explainers on one table, the change of a function, as a share of the predictions' spread,
+            that is not claimed yet. Functions also move when a model is only trained again; what that makes, seen by
+            training once more, is a good choice.
         random_state: Makes the draws repeatable.
 
     Returns:
@@ -90,6 +99,7 @@ def compare(
     names = require_names(names)
     level = require_number("level", level, above=0, below=1)
     require_whole_number("draws", draws, least=100)
+    require_number("least_change", least_change, least=0)
     kind = find_kind(a, b)
     sides = _sides(
         a,
@@ -104,7 +114,11 @@ def compare(
     generator = np.random.default_rng(random_state)
     sampled = draw(stacks, draws=draws, generator=generator)
     estimates = _estimate(stacks, sampled, level)
-    changes = measure_changes(stacks, sampled, level=level) if kind == "functions" else None
+    changes = (
+        measure_changes(stacks, sampled, level=level, least_change=least_change)
+        if kind == "functions"
+        else None
+    )
     p_values = (
         changes.p_values
         if changes is not None
