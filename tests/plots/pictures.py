@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import nobsp
 from nobsp import NObSP, NObSPCam, plots
 from nobsp.base import Finding
 from nobsp.tabular import Health, TermHealth
@@ -20,6 +21,14 @@ def explainer(outputs=1, rows=400, **options):
         "output_names": ["price", "risk"][:outputs],
     }
     return NObSP(Known(outputs), **settled | options).fit(rows_of_known(rows))
+
+
+def comparison():
+    """Old and new rows, which are older."""
+    fitted, rows = explainer(), rows_of_known(400)
+    moved = rows[:200].clone() if hasattr(rows, "clone") else np.array(rows[:200])
+    moved[:, 0] += 0.5
+    return nobsp.compare(fitted(moved), fitted(rows[200:]), names=("new", "old"), draws=100)
 
 
 def curves():

@@ -37,6 +37,9 @@ ON_ONE_AXES = {
     "health": lambda ax: plots.health(pictures.explainer(), ax=ax),
     "parts": lambda ax: plots.parts(dissected()[0], ax=ax),
     "lens": lambda ax: plots.lens(dissected()[1], ax=ax),
+    "gaps": lambda ax: plots.gaps(pictures.comparison(), ax=ax),
+    "along": lambda ax: plots.along(pictures.comparison(), "age", ax=ax),
+    "two_curves": lambda ax: plots.two_curves(pictures.comparison(), "age", ax=ax),
 }
 
 

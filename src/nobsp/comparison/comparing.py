@@ -81,7 +81,8 @@ def compare(
         random_state: Makes the draws repeatable.
 
     Returns:
-        A `Comparison`: `to_frame()` has the parts, `along(feature)` where on its range a feature's part arises.
+        A `Comparison`: `to_frame()` has the parts, `along(feature)` where on its range a feature's part arises, `plot`
+        draws both, and `nobsp.report(comparison, path)` makes a page of it.
 
     Raises:
         ValueError: If features, outputs or scales differ, or there are fewer than two rows.

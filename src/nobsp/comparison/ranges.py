@@ -36,7 +36,7 @@ def gap_along(
     whose sum over the bins is the feature's gap, whatever c is.
     """
     values = [_own_term(side, feature, output) for side in sides]
-    bins = put_in_bins([_feature_values(side, feature) for side in sides], most)
+    bins = put_in_bins([feature_values(side, feature) for side in sides], most)
     middle = sum(float(side.weights @ value) for side, value in zip(sides, values, strict=True)) / 2
 
     shares = []
@@ -73,11 +73,13 @@ def _own_term(side: Side, feature: str, output: int) -> FloatArray:
     return np.asarray(account.values[:, account.terms.index((feature,)), output])
 
 
-def _feature_values(side: Side, name: str) -> AnyArray:
+def feature_values(side: Side, name: str) -> AnyArray:
     """A feature's values, one per row."""
     functions = side.explanation.origin
     if not isinstance(functions, Functions):
         raise ValueError("along needs accounts that an explainer gave; these were made by hand.")
+    if name not in functions.feature_names:
+        raise ValueError(f"feature {name!r} is not there; {suggest(name, functions.feature_names)}")
     feature: Feature = functions.features[functions.feature_names.index(name)]
     if len(feature.columns) != 1:
         raise ValueError(

@@ -9,11 +9,11 @@ from typing import Any, Self
 import numpy as np
 
 from nobsp import notebook
-from nobsp._typing import FloatArray
+from nobsp._typing import AnyArray, FloatArray
 from nobsp.arguments import count, require_whole_number
-from nobsp.base import Finding, describe_findings
+from nobsp.base import Finding, Plots, describe_findings
 from nobsp.comparison.pairing import Kind, Side
-from nobsp.comparison.ranges import gap_along
+from nobsp.comparison.ranges import feature_values, gap_along
 from nobsp.frames import as_table
 from nobsp.tabular.indexing import Term, output_position
 
@@ -174,6 +174,11 @@ class Comparison:
         require_whole_number("bins", bins)
         return as_table(gap_along(self.sides, feature, self._output(output), int(bins)))
 
+    def feature_values(self, feature: str) -> tuple[AnyArray, AnyArray]:
+        """A feature's values in the rows of both accounts."""
+        first, second = (feature_values(side, feature) for side in self.sides)
+        return first, second
+
     def changed(
         self, rate: float = USUAL_RATE, *, output: int | str | None = None
     ) -> tuple[str, ...]:
@@ -181,6 +186,11 @@ class Comparison:
         rates = self.q_value[:, self._output(output)]
         order = np.argsort(np.where(np.isfinite(rates), rates, np.inf), kind="stable")
         return tuple(self.entries[entry] for entry in order if rates[entry] <= rate)
+
+    @property
+    def plot(self) -> Plots:
+        """Its plots: `comparison.plot.gaps()`, `comparison.plot.along("age")`, `comparison.plot.two_curves("age")`."""
+        return Plots(self, ("along", "gaps", "two_curves"))
 
     @property
     def headline(self) -> str:

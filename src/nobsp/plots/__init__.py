@@ -2,6 +2,7 @@
 
 from nobsp.plots.accounts import ledger, waterfall
 from nobsp.plots.curves import curves
+from nobsp.plots.differences import along, gaps, two_curves
 from nobsp.plots.health import health
 from nobsp.plots.importances import beeswarm, importance
 from nobsp.plots.interaction import interaction, interaction_matrix
@@ -11,10 +12,12 @@ from nobsp.plots.retrieval import retrieval_panel
 from nobsp.plots.sequences import windows
 
 __all__ = [
+    "along",
     "beeswarm",
     "cam_grid",
     "confusions",
     "curves",
+    "gaps",
     "health",
     "importance",
     "interaction",
@@ -24,6 +27,7 @@ __all__ = [
     "parts",
     "retrieval_panel",
     "signal",
+    "two_curves",
     "waterfall",
     "windows",
     "words",
