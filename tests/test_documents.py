@@ -172,6 +172,7 @@ def one_output_names() -> Names:
 # What every page's text takes for granted.
 PAGES: dict[str, Callable[[], Names]] = {
     "command-line.md": table_names,
+    "compare.md": dict,
     "compiled-format.md": table_names,
     "images.md": image_names,
     "models.md": tree_names,

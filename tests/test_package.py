@@ -46,6 +46,7 @@ PUBLIC_NAMES = {
     "__version__",
     "as_module",
     "audit",
+    "card",
     "compare",
     "confusions",
     "explain_images",

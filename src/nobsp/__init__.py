@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nobsp.network.exported import as_module
     from nobsp.parts import PartsExplanation, Pruned, explain_parts, prune
     from nobsp.reporting import report
+    from nobsp.reporting.cards import card
     from nobsp.tabular import Explanation, Functions, Health, NObSP, ShapeCheck, WeakSpot
     from nobsp.vision import ActivationMaps, NObSPCam, explain_images
     from nobsp.vision.confusions import confusions
@@ -58,6 +59,7 @@ __all__ = [
     "__version__",
     "as_module",
     "audit",
+    "card",
     "compare",
     "confusions",
     "explain_images",
@@ -88,6 +90,7 @@ _HOMES = {
     "network.exported": ("as_module",),
     "parts": ("PartsExplanation", "Pruned", "explain_parts", "prune"),
     "reporting": ("report",),
+    "reporting.cards": ("card",),
     "tabular": ("Explanation", "Functions", "Health", "NObSP", "ShapeCheck", "WeakSpot"),
     "vision": ("ActivationMaps", "NObSPCam", "confusions", "explain_images"),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,3 +21,6 @@ ArrayLike: TypeAlias = Any
 TableLike: TypeAlias = Any
 # A frame of narwhals. Its own generic type would have to be carried through every signature.
 Frame: TypeAlias = Any
+
+# What a model may be asked to do along a feature.
+Shape: TypeAlias = Literal["increasing", "decreasing", "convex", "concave", "bounded"]

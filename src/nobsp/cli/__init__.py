@@ -1,4 +1,4 @@
-"""The command line: `nobsp explain`, `cam`, `confusions`, `audit`, `prune`, `demo` and `version`."""
+"""The command line: `nobsp explain`, `compare`, `check`, `cam`, `confusions`, `audit`, `prune`, `demo`, `version`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rich.console import Console as Terminal
 
 from nobsp import __version__
 from nobsp.arguments import suggest
-from nobsp.cli import audit, cam, explain, prune
+from nobsp.cli import audit, cam, check, compare, explain, prune
 from nobsp.cli.options import (
     OUTPUT,
     Console,
@@ -57,6 +57,8 @@ _EXAMPLES = """\
 
     nobsp demo --open
     nobsp explain --model house.pt2 --data houses.csv --target price --out new
+    nobsp compare --model house.pt2 --data may.csv --against march.csv --out drift
+    nobsp check --model house.pt2 --data houses.csv --feature rooms --shape increasing --out shapes
     nobsp cam --model models.py:resnet --weights net.safetensors --images pics
     nobsp audit --model digits.pt2 --images scans --channels 1 --out audit
 
@@ -132,6 +134,8 @@ def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
     )
     commands: list[Any] = [
         explain.explain,
+        compare.compare,
+        check.check,
         cam.cam,
         cam.confusions,
         audit.audit,

@@ -103,7 +103,7 @@ def put_in_bins(columns: list[AnyArray], most: int) -> Bins:
         edges = distinct
         low = high = distinct
     else:
-        edges = np.unique(np.quantile(finite, np.linspace(0, 1, most + 1), method="inverted_cdf"))
+        edges = _edges(finite, most)
         low, high = edges[:-1], edges[1:]
 
     n_bins = len(low)
@@ -117,6 +117,20 @@ def put_in_bins(columns: list[AnyArray], most: int) -> Bins:
         low, high = np.append(low, np.nan), np.append(high, np.nan)
         labels.append("missing")
     return Bins(low, high, tuple(labels), tuple(codes))
+
+
+def _edges(numbers: FloatArray, most: int) -> FloatArray:
+    """Ends of bins of about equally many rows; values that fill a bin alone do not take the others' ends."""
+    distinct, counts = np.unique(numbers, return_counts=True)
+    alone = distinct[counts >= len(numbers) / most]
+    rest = numbers[~np.isin(numbers, alone)]
+    ends = [distinct[[0, -1]], alone]
+    n_bins = most - len(alone)
+    if len(rest) and n_bins > 0:
+        shares = np.linspace(0, 1, n_bins + 1)
+        ends.append(np.quantile(rest, shares, method="inverted_cdf"))
+    edges: FloatArray = np.unique(np.concatenate(ends))
+    return edges
 
 
 def _level_bins(columns: list[AnyArray], together: AnyArray) -> Bins:

@@ -201,7 +201,7 @@ class Comparison:
         total = self.total
         interval = f"[{_signed(total.lower[0])}, {_signed(total.upper[0])}]"
         return (
-            f"{self.names[0]} {first:.4g}, {self.names[1]} {second:.4g}: a gap of {_signed(total.value[0])} "
+            f"{self.names[0]} {_plain(first)}, {self.names[1]} {_plain(second)}: a gap of {_signed(total.value[0])} "
             f"{interval}, of which {_signed(self.gap.value[-1, 0])} is in no function"
         )
 
@@ -282,6 +282,11 @@ def _column(values: list[Any]) -> Any:
     """Texts as objects, numbers as numbers."""
     are_texts = bool(values) and isinstance(values[0], str)
     return np.array(values, dtype=object if are_texts else np.float64)
+
+
+def _plain(number: float) -> str:
+    """A number as people write it."""
+    return f"{number:.4g}".replace("-", "−")
 
 
 def _signed(number: float) -> str:

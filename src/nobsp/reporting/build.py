@@ -34,6 +34,7 @@ _SCRIPTS = (
 )
 # What each kind of subject is recognised by.
 _SUBJECTS = {
+    "comparison": ("entries", "gap", "sides", "along"),
     "table": ("values", "base_values", "terms", "feature_names"),
     "images": ("positive", "negative", "signed", "logits"),
     "neighbours": ("indices", "distances"),
@@ -66,7 +67,7 @@ def report(
 
     Args:
         subject: An `Explanation`, `ActivationMaps`, `confusions`, the neighbours that an index
-            found, or an `Audit`.
+            found, an `Audit`, or a `Comparison` (which takes `title` and `about` alone).
         path: The file; its folder must be there. One that exists is replaced, atomically.
         title: Heading of the page.
         about: A sentence or two on model and data, shown below it.
@@ -112,6 +113,8 @@ def report(
         subject = subject.maps
 
     kind = _kind_of(subject)
+    if kind == "comparison":
+        return _report_comparison(subject, target, title=title, about=about)
     rows = _count_rows(subject, kind)
     if names is not None:
         names = names_of("names", names)
@@ -165,6 +168,28 @@ def report(
     return target
 
 
+def _report_comparison(
+    comparison: Any, target: Path, *, title: str | None, about: str | None
+) -> Path:
+    """Writes the page of a comparison, which needs no scripts."""
+    require_jinja2()
+    from nobsp.reporting.comparisons import comparison_sheet
+    from nobsp.reporting.sheets import html_of
+
+    page = html_of(comparison_sheet(comparison, title=title, about=about))
+    with replacing(target) as draft:
+        draft.write_text(page, encoding="utf-8", newline="\n")
+    return target
+
+
+def require_jinja2() -> None:
+    """Raises an ImportError that names the extra where templates cannot be filled."""
+    try:
+        import jinja2  # noqa: F401
+    except ImportError as missing:
+        raise ImportError("a page needs jinja2: pip install 'nobsp[report]'.") from missing
+
+
 def _are_confusions(subject: Any) -> bool:
     """Whether these are classes that are confused, which are shown as maps of their examples."""
     return hasattr(subject, "matrix") and hasattr(subject, "pairs")
@@ -178,7 +203,7 @@ def _kind_of(subject: Any) -> str:
     for kind, names in _SUBJECTS.items():
         if all(hasattr(subject, name) for name in names):
             return kind
-    known = "explainer(X), cam(images), index.query(X) or audit(index)"
+    known = "explainer(X), cam(images), index.query(X), audit(index) or compare(a, b)"
     raise TypeError(f"subject must be {known}, found {type(subject).__name__}.")
 
 
@@ -210,7 +235,7 @@ def render(data: PageData) -> str:
         embedded=embedded(data),
         style=(folder / "page.css").read_text(encoding="utf-8"),
         scripts=scripts,
-        hashes=[_content_hash(script) for script in scripts],
+        hashes=[content_hash(script) for script in scripts],
     )
 
 
@@ -240,7 +265,7 @@ def _read_scripts(folder: Traversable, *, with_plotly: bool) -> list[str]:
     return [script.replace("</script", "<\\/script") for script in one_ending]
 
 
-def _content_hash(script: str) -> str:
+def content_hash(script: str) -> str:
     """The hash by which a content security policy allows a script."""
     digest = hashlib.sha256(script.encode("utf-8")).digest()
     return base64.b64encode(digest).decode("ascii")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from nobsp import notebook
+from nobsp._typing import Shape
 from nobsp.arguments import quote, require_whole_number
 from nobsp.base import Explainer, Plots, sort_findings
 from nobsp.calibration import Engine, Run, choose_engine
@@ -51,7 +52,7 @@ from nobsp.tabular.indexing import output_position, term_name
 from nobsp.tabular.predicting import classes_of_model
 from nobsp.tabular.rows import read_rows
 from nobsp.tabular.setting import Options, Setting, pose_problem, prepare_data
-from nobsp.tabular.shapes import Shape, ShapeCheck, check_shape
+from nobsp.tabular.shapes import ShapeCheck, check_shape
 from nobsp.tabular.weak_spots import WeakSpot, find_weak_spots, weak_spot_findings
 
 # Calibrations of which it was said that rows are explained worse than the headline.

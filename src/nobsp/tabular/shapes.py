@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp._typing import AnyArray, FloatArray, TableLike
+from nobsp._typing import AnyArray, FloatArray, Shape, TableLike
 from nobsp.arguments import require_choice, require_number, require_whole_number, suggest
 from nobsp.frames import replace_column, take_rows
 from nobsp.network.readout import as_model_takes
@@ -25,7 +25,6 @@ from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.indexing import output_position
 from nobsp.tabular.lookup import LevelAxis, NumberAxis
 
-Shape = Literal["increasing", "decreasing", "convex", "concave", "bounded"]
 Places = np.ndarray[Any, np.dtype[np.intp]]
 
 # Steps smaller than this share of the predictions' spread are rounding, where nobody says otherwise.

@@ -1,0 +1,241 @@
+"""`nobsp compare`: two tables, two models or both in, what differs between them out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from cyclopts import Parameter
+
+from nobsp.cli.explain import MethodOptions, fit_explainer
+from nobsp.cli.inputs import Data, Loaded, load_model, read_table, write_csv
+from nobsp.cli.options import (
+    METHOD,
+    Console,
+    ModelOptions,
+    Names,
+    OutputOptions,
+    TableOptions,
+    UsageError,
+    split_names,
+)
+
+if TYPE_CHECKING:
+    from nobsp import Comparison, NObSP
+    from nobsp.tabular import Explanation
+
+FILES = ("comparison.csv", "report.html")
+# Parts that the summary names.
+_MOST_PARTS = 8
+
+
+@Parameter(name="*", group=METHOD)
+@dataclass(frozen=True, kw_only=True)
+class AgainstOptions:
+    """What the first table and model are compared with."""
+
+    against: Path | None = None
+    """Rows to compare those of --data with; their mean is subtracted."""
+    against_model: str | None = None
+    """Model to compare --model with, named in the same ways."""
+    names: Names = None
+    """What the two are called, such as before after (default: names of the files or models)."""
+    level: float = 0.9
+    """Share of intervals that hold what they are about."""
+    least_change: Annotated[float, Parameter()] = 0.005
+    """Of two models, the change of a function that is not claimed yet, as a share of the predictions' spread."""
+
+
+def compare(
+    *,
+    model: ModelOptions,
+    table: TableOptions,
+    against: AgainstOptions = AgainstOptions(),
+    method: MethodOptions = MethodOptions(),
+    output: OutputOptions,
+    console: Console = Console(),
+) -> None:
+    """Compare two tables, two models, or both.
+
+    With --against, what makes the mean prediction for the rows of --data differ from that for other rows; with
+    --against-model, which functions differ between two models; with both, change of rows, of functions and of both. The
+    folder of --out gets **comparison.csv** (every term's part with its interval) and **report.html**. Functions are
+    calibrated on --calibrate, or on all rows that are compared.
+    """
+    if against.against is None and against.against_model is None:
+        raise UsageError("name what to compare with: --against rows.csv, --against-model, or both.")
+    if method.reference != "terms":
+        raise UsageError("--reference complement has no intervals; leave it out to compare.")
+    from nobsp.comparison import compare as compare_accounts
+
+    with output.write(FILES) as folder, model.limit_threads(1):
+        console.step(f"reading {table.data}")
+        loaded = load_model(model)
+        first = _read(table.data, table, loaded, option="--data")
+        second = first
+        if against.against is not None:
+            second = _read(against.against, table, loaded, option="--against")
+        calibration = _calibration_rows(first, second, table, loaded, method.calibrate)
+        explainer = fit_explainer(
+            model, table, loaded, calibration, console, **method.for_explainer()
+        )
+
+        other = explainer
+        other_loaded = loaded
+        if against.against_model is not None:
+            other_model = replace(model, model=against.against_model, weights=None)
+            other_loaded = load_model(other_model)
+            # The same interactions, so that functions are compared like with like.
+            pairs = [term for term in explainer.terms_ if len(term) > 1]
+            choices = {**method.for_explainer(), "interactions": pairs or 0}
+            other = fit_explainer(other_model, table, other_loaded, calibration, console, **choices)
+
+        console.step("comparing")
+        names = _names(against, table, loaded, other_loaded)
+        comparison = compare_accounts(
+            _account(explainer, first, method),
+            _account(other, second, method),
+            names,
+            groups=_groups(first, second),
+            crossed=_crossed(explainer, other, first, second, method),
+            level=against.level,
+            least_change=against.least_change,
+        )
+        frame = comparison.to_frame()
+        write_csv(folder / "comparison.csv", {str(name): list(frame[name]) for name in frame})
+        if output.report:
+            from nobsp.reporting import report
+
+            about = f"{loaded.name} ({loaded.origin}) on {first.where}"
+            if against.against is not None:
+                about += f" and {second.where}"
+            if against.against_model is not None:
+                about += f", beside {other_loaded.name} ({other_loaded.origin})"
+            report(comparison, folder / "report.html", title=output.title, about=f"{about}.")
+    console.show(_summarise(output, comparison), _describe)
+
+
+def _read(path: Path, options: TableOptions, loaded: Loaded, *, option: str) -> Data:
+    """The rows of a file that are compared."""
+    return read_table(
+        path, options, option=option, known=loaded.feature_names, is_calibrated_on=True
+    )
+
+
+def _calibration_rows(
+    first: Data, second: Data, options: TableOptions, loaded: Loaded, calibrate: Path | None
+) -> Data:
+    """The rows of --calibrate, or all that are compared."""
+    if calibrate is not None:
+        return _read(calibrate, options, loaded, option="--calibrate")
+    if second is first:
+        return first
+    import pandas as pd
+
+    groups = None
+    if first.groups is not None and second.groups is not None:
+        groups = np.concatenate([np.asarray(first.groups), np.asarray(second.groups)])
+    rows = pd.concat([first.rows, second.rows[first.rows.columns]], ignore_index=True)
+    return replace(first, rows=rows, groups=groups)
+
+
+def _account(explainer: NObSP, rows: Data, method: MethodOptions) -> Explanation:
+    """The account of some rows, on the scale that was asked for."""
+    from nobsp.tabular.health import ExplainedWorseWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExplainedWorseWarning)
+        account = explainer(rows.rows)
+    return account.to_probability() if method.probability else account
+
+
+def _groups(first: Data, second: Data) -> tuple[Any, Any] | None:
+    """Which rows belong together, where a column says so."""
+    if first.groups is None and second.groups is None:
+        return None
+    return first.groups, second.groups
+
+
+def _crossed(
+    explainer: NObSP, other: NObSP, first: Data, second: Data, method: MethodOptions
+) -> tuple[Explanation, Explanation] | None:
+    """Each model on the other's rows, where both differ."""
+    if other is explainer or second is first:
+        return None
+    return _account(explainer, second, method), _account(other, first, method)
+
+
+def _names(
+    against: AgainstOptions, table: TableOptions, loaded: Loaded, other: Loaded
+) -> tuple[str, str]:
+    """What the two are called: as the user says, or as their files or models are."""
+    named = split_names(against.names)
+    if named is not None:
+        if len(named) != 2:
+            raise UsageError(f"--names takes two names, found {len(named)}.")
+        return named[0], named[1]
+    pair = (loaded.name, other.name)
+    if against.against is not None:
+        pair = (table.data.stem, against.against.stem)
+    return pair if pair[0] != pair[1] else (f"{pair[0]} (1)", f"{pair[1]} (2)")
+
+
+def _summarise(output: OutputOptions, comparison: Comparison) -> dict[str, Any]:
+    """What was found, for JSON."""
+
+    def number(value: float) -> float | None:
+        return float(value) if np.isfinite(value) else None
+
+    parts = []
+    measured = comparison.gap if comparison.change is None else comparison.change
+    for position, name in enumerate(comparison.output_names):
+        for entry, label in enumerate(comparison.entries):
+            parts.append(
+                {
+                    "output": name,
+                    "term": label,
+                    "gap": number(comparison.gap.value[entry, position]),
+                    "lower": number(measured.lower[entry, position]),
+                    "upper": number(measured.upper[entry, position]),
+                    "change": None
+                    if comparison.change is None
+                    else number(comparison.change.value[entry, position]),
+                    "false_discovery_rate": number(comparison.q_value[entry, position]),
+                }
+            )
+    return {
+        "kind": comparison.kind,
+        "names": list(comparison.names),
+        "rows": list(comparison.n_rows),
+        "headline": comparison.headline,
+        "total": [number(value) for value in comparison.total.value],
+        "explained": None
+        if comparison.explained is None
+        else [number(value) for value in comparison.explained],
+        "parts": parts,
+        "findings": [asdict(finding) for finding in comparison.findings],
+        "files": output.paths(FILES),
+    }
+
+
+def _describe(summary: Mapping[str, Any]) -> Sequence[str]:
+    """The summary in sentences."""
+    headline = summary["headline"]
+    lines = [f"{headline[0].upper()}{headline[1:]}."]
+    by_change = summary["kind"] == "functions"
+    key = "change" if by_change else "gap"
+    known = [part for part in summary["parts"] if part[key] is not None]
+    known.sort(key=lambda part: -abs(part[key]))
+    for part in known[:_MOST_PARTS]:
+        several = len(summary["total"]) > 1
+        name = f"{part['output']}, {part['term']}" if several else part["term"]
+        lines.append(f"  {name}: {part[key]:+.4g} [{part['lower']:+.4g}, {part['upper']:+.4g}]")
+    lines += [
+        ": ".join(filter(None, (finding["severity"], finding["subject"], finding["message"])))
+        for finding in summary["findings"]
+    ]
+    return lines

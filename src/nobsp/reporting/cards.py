@@ -1,0 +1,584 @@
+"""`nobsp.card`: one page for whoever must sign for a model, as HTML or Markdown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nobsp._typing import AnyArray, ArrayLike
+from nobsp.arguments import array_of, count, require_mapping, require_text
+from nobsp.base import Finding
+from nobsp.comparison import Comparison, compare
+from nobsp.drafts import check_path, replacing
+from nobsp.reporting.build import require_jinja2
+from nobsp.reporting.packing import describe_model, known
+from nobsp.reporting.sheets import (
+    Bar,
+    Bars,
+    Block,
+    Curve,
+    Grid,
+    Line,
+    Section,
+    Sheet,
+    html_of,
+    markdown_of,
+    number_text,
+)
+from nobsp.tabular.explanation import Explanation
+from nobsp.tabular.indexing import column_names
+from nobsp.tabular.shapes import ShapeCheck
+from nobsp.tabular.weak_spots import FEWEST_ROWS, WeakSpot
+
+# A calibrated `NObSP`; told by attributes, so that torch is loaded by whoever made it.
+ExplainerLike: TypeAlias = Any
+
+# Features whose functions are drawn, terms that are listed, levels of a group that are compared, parts of each gap.
+MOST_CURVES = 9
+MOST_TERMS = 20
+MOST_LEVELS = 6
+MOST_PARTS = 6
+_POINTS = 60
+# Rows below which a level of a group is not compared.
+_FEWEST_IN_LEVEL = 20
+
+_LIMITS = (
+    "Functions describe the model, not the world: no curve and no part is a cause.",
+    "Held-out R² and bands are over rows like those it was calibrated on; rows of another kind, and a model trained "
+    "anew, may differ by more.",
+    "A shape that holds was tried on these rows and along the range named; the bound is for rows drawn as these were.",
+    "Weak spots are regions of a few conditions; a fault that is spread thinly, or in fewer rows, is not found.",
+    "Gaps compare mean predictions of groups as they are; whether a gap is fair is not a number.",
+)
+
+
+def card(
+    explainer: ExplainerLike,
+    X: Any,
+    path: str | os.PathLike[str],
+    *,
+    checks: Sequence[ShapeCheck] = (),
+    groups: Mapping[str, ArrayLike] | None = None,
+    title: str | None = None,
+    about: str | None = None,
+) -> Path:
+    """Writes one page for an auditor: model, data, headline, functions, shapes, weak spots, gaps, and limits.
+
+    Everything is computed from the explainer, the model and these rows, and can be computed again: an HTML card has all
+    its numbers as JSON in the element `numbers`.
+
+    Args:
+        explainer: A calibrated `NObSP`.
+        X: Rows to judge by, best ones that neither the model nor the calibration has seen.
+        path: The file: Markdown where it ends in .md, else HTML. One that exists is replaced, atomically.
+        checks: What `explainer.check_shape` found, to be shown.
+        groups: Groups between which gaps are shown, by name: one value per row of `X`. Each of the most frequent values
+            is compared with all other rows.
+        title: Heading of the page.
+        about: A sentence or two on model and data.
+
+    Returns:
+        Where the card is.
+
+    Example:
+        >>> import tempfile, numpy as np, nobsp
+        >>> X = np.random.default_rng(0).normal(size=(400, 2))
+        >>> explainer = nobsp.NObSP(lambda X: X[:, 0] + X[:, 1] ** 2, features=["age", "size"]).fit(X)
+        >>> check = explainer.check_shape("age", "increasing", X)
+        >>> nobsp.card(explainer, X, f"{tempfile.mkdtemp()}/card.md", checks=[check]).name
+        'card.md'
+    """
+    target = check_path(path)
+    require_text("title", title)
+    require_text("about", about)
+    require_mapping("groups", groups, wanted="one value per row, by name")
+    if not hasattr(explainer, "weak_spots") or not hasattr(explainer, "functions_"):
+        raise TypeError(f"explainer must be a calibrated NObSP, found {type(explainer).__name__}.")
+    for number, check in enumerate(checks):
+        if not isinstance(check, ShapeCheck):
+            raise TypeError(
+                f"checks[{number}] must be what check_shape returned, found {type(check).__name__}."
+            )
+    is_markdown = target.suffix.lower() in (".md", ".markdown")
+    if not is_markdown:
+        require_jinja2()
+
+    sheet = card_sheet(explainer, X, checks=checks, groups=groups, title=title, about=about)
+    page = markdown_of(sheet) if is_markdown else html_of(sheet)
+    with replacing(target) as draft:
+        draft.write_text(page, encoding="utf-8", newline="\n")
+    return target
+
+
+def card_sheet(
+    explainer: ExplainerLike,
+    X: Any,
+    *,
+    checks: Sequence[ShapeCheck],
+    groups: Mapping[str, ArrayLike] | None,
+    title: str | None,
+    about: str | None,
+) -> Sheet:
+    """Everything that a card tells."""
+    explanation: Explanation = explainer(X)
+    n_known = int(np.isfinite(explanation.residual).all(1).sum())
+    spots: tuple[WeakSpot, ...] = ()
+    if n_known >= FEWEST_ROWS:
+        spots = explainer.weak_spots(X)
+    gaps = _gaps_between(explanation, groups or {})
+    health = explainer.health(X)
+    numbers = {
+        "headline": {
+            "held_out": health.held_out,
+            "explained": known(np.array(health.explained)),
+            "calibration_rows": health.rows,
+            "explained_here": known(explanation.explained()),
+            "rows": len(explanation),
+            "rows_outside": int(explanation.outside.any(1).sum()),
+            "rows_far": int(explanation.far.sum()),
+            "base": known(explanation.base_values),
+            "residual": known(_mean_size(explanation.residual)),
+        },
+        "terms": _term_numbers(explanation),
+        "curves": _curve_numbers(explainer, explanation),
+        "checks": [_check_numbers(check) for check in checks],
+        "weak_spots": [_spot_numbers(spot) for spot in spots],
+        "gaps": [_gap_numbers(name, level, gap) for name, level, gap in gaps],
+    }
+    share = _worst(health.explained)
+    measured = "rows that were held out" if health.held_out else "the calibration rows"
+    return Sheet(
+        title=title or "Model card",
+        about=about or "",
+        headline=(
+            "–" if np.isnan(share) else f"{share:.3f}",
+            f"R² of the functions against the model's own outputs on {measured}"
+            + (", of the worst output." if len(health.explained) > 1 else "."),
+        ),
+        facts=_facts(explainer, explanation, health),
+        findings=tuple(finding for finding in health.findings if finding.code != "weak_spot"),
+        sections=(
+            _functions_section(numbers),
+            _checks_section(checks),
+            _spots_section(spots, searched=n_known >= FEWEST_ROWS),
+            _gaps_section(gaps),
+            Section(key="limits", title="What this cannot say", paragraphs=_LIMITS),
+        ),
+        numbers=numbers,
+    )
+
+
+def _worst(shares: Sequence[float]) -> float:
+    """The smallest share that is known."""
+    numbers = [share for share in shares if np.isfinite(share)]
+    return min(numbers) if numbers else float("nan")
+
+
+def _mean_size(values: AnyArray) -> AnyArray:
+    """Mean absolute value over the rows where it is known."""
+    is_known = np.isfinite(values)
+    sums = np.where(is_known, np.abs(values), 0.0).sum(0)
+    return np.asarray(sums / np.maximum(is_known.sum(0), 1))
+
+
+def _facts(
+    explainer: ExplainerLike, explanation: Explanation, health: Any
+) -> tuple[tuple[str, str], ...]:
+    """Model, data and how the headline was measured, in words."""
+    here = ", ".join(
+        f"{name} {share:.3f}"
+        for name, share in zip(explanation.output_names, explanation.explained(), strict=True)
+    )
+    n_mains = sum(len(term) == 1 for term in explanation.terms)
+    n_outside = int(explanation.outside.any(1).sum())
+    held_out = (
+        "R² on rows left out of the fit, in folds"
+        if health.held_out
+        else "R² on the calibration rows themselves"
+    )
+    return (
+        ("Model", describe_model(explainer.model)),
+        ("Outputs", f"{', '.join(explanation.output_names)} (before {explainer.link_})"),
+        ("Calibrated on", count(health.rows, "row")),
+        (
+            "Judged on",
+            f"{count(len(explanation), 'row')}, {n_outside:,} of them outside what was calibrated",
+        ),
+        ("Headline", held_out),
+        ("R² on these rows", here),
+        (
+            "Terms",
+            f"{count(n_mains, 'function')} of single features, "
+            f"{count(len(explanation.terms) - n_mains, 'interaction')}",
+        ),
+    )
+
+
+def _term_numbers(explanation: Explanation) -> list[dict[str, Any]]:
+    """Mean absolute contribution of every term on these rows, the largest first."""
+    sizes = _mean_size(explanation.values)
+    labels = column_names(explanation.terms)
+    order = np.argsort(-sizes.sum(1), kind="stable")
+    return [
+        {
+            "term": labels[term],
+            "features": list(explanation.terms[term]),
+            "size": known(sizes[term]),
+        }
+        for term in order
+    ]
+
+
+def _curve_numbers(explainer: ExplainerLike, explanation: Explanation) -> list[dict[str, Any]]:
+    """The strongest features' functions with their bands, for the first output."""
+    curves = explainer.curves(points=_POINTS)
+    columns = {name: np.asarray(curves[name]) for name in curves}
+    output = explanation.output_names[0]
+    strongest = [
+        entry["features"][0] for entry in _term_numbers(explanation) if len(entry["features"]) == 1
+    ]
+    numbers = []
+    for feature in strongest[:MOST_CURVES]:
+        here = (columns["feature"] == feature) & (columns["output"] == output)
+        if not here.any():
+            continue
+        numbers.append(
+            {
+                "feature": feature,
+                "output": output,
+                "x": known(columns["x"][here].astype(np.float64)),
+                "level": [str(level) for level in columns["level"][here]],
+                "value": known(columns["value"][here].astype(np.float64)),
+                "lower": known(columns["lower"][here].astype(np.float64)),
+                "upper": known(columns["upper"][here].astype(np.float64)),
+            }
+        )
+    return numbers
+
+
+def _check_numbers(check: ShapeCheck) -> dict[str, Any]:
+    return {
+        "feature": check.feature,
+        "shape": check.shape,
+        "output": check.output,
+        "tolerance": check.tolerance,
+        "within": None if check.within is None else list(check.within),
+        "rows": check.n_rows,
+        "broken": check.n_broken,
+        "rate": check.rate,
+        "bound": check.bound,
+        "confidence": check.confidence,
+        "worst": check.worst,
+        "exact": check.exact,
+    }
+
+
+def _spot_numbers(spot: WeakSpot) -> dict[str, Any]:
+    return {
+        "conditions": [
+            {
+                "feature": condition.feature,
+                "above": condition.above,
+                "up_to": condition.up_to,
+                "levels": None if condition.levels is None else list(condition.levels),
+            }
+            for condition in spot.conditions
+        ],
+        "output": spot.output,
+        "share": spot.share,
+        "rows": spot.n_rows,
+        "explained": spot.explained if np.isfinite(spot.explained) else None,
+        "error": spot.error,
+        "usual_error": spot.usual_error,
+    }
+
+
+def _gap_numbers(name: str, level: str, gap: Comparison) -> dict[str, Any]:
+    return {
+        "group": name,
+        "level": level,
+        "rows": list(gap.n_rows),
+        "means": known(gap.mean_predictions),
+        "total": known(gap.total.value),
+        "total_lower": known(gap.total.lower),
+        "total_upper": known(gap.total.upper),
+        "entries": list(gap.entries),
+        "gap": known(gap.gap.value),
+        "lower": known(gap.gap.lower),
+        "upper": known(gap.gap.upper),
+        "level_of_intervals": gap.level,
+    }
+
+
+def _gaps_between(
+    explanation: Explanation, groups: Mapping[str, ArrayLike]
+) -> list[tuple[str, str, Comparison]]:
+    """Every frequent value of a group against all other rows."""
+    gaps = []
+    for name, labels in groups.items():
+        values = array_of(labels, name=f"groups[{name!r}]").reshape(-1)
+        if len(values) != len(explanation):
+            raise ValueError(
+                f"groups[{name!r}] must be one per row, {len(explanation)}, found {len(values)}."
+            )
+        texts = np.array([str(value) for value in values.tolist()])
+        levels, counts = np.unique(texts, return_counts=True)
+        order = np.argsort(-counts, kind="stable")[:MOST_LEVELS]
+        # Of two values one comparison says it all.
+        chosen = order[:1] if len(levels) == 2 else order
+        for position in chosen:
+            inside = texts == levels[position]
+            if min(inside.sum(), (~inside).sum()) < _FEWEST_IN_LEVEL:
+                continue
+            others = str(levels[order[1]]) if len(levels) == 2 else "all others"
+            gap = compare(
+                explanation[np.flatnonzero(inside)],
+                explanation[np.flatnonzero(~inside)],
+                (str(levels[position]), others),
+            )
+            gaps.append((str(name), str(levels[position]), gap))
+    return gaps
+
+
+def _functions_section(numbers: Mapping[str, Any]) -> Section:
+    """The strongest functions with their bands; levels of categories as bars."""
+    blocks: list[Block] = []
+    categories: list[Block] = []
+    for curve in numbers["curves"]:
+        is_number = [
+            x is not None and not level for x, level in zip(curve["x"], curve["level"], strict=True)
+        ]
+        if any(is_number) and sum(is_number) > 1:
+            rows = [row for row, chosen in enumerate(is_number) if chosen]
+
+            def column(name: str, curve: Any = curve, rows: list[int] = rows) -> Any:
+                return np.array([curve[name][row] for row in rows], dtype=np.float64)
+
+            lower, upper = column("lower"), column("upper")
+            has_band = bool(np.isfinite(lower).all() and np.isfinite(upper).all())
+            line = Line(
+                curve["feature"],
+                column("x"),
+                column("value"),
+                low=lower if has_band else None,
+                high=upper if has_band else None,
+            )
+            blocks.append(Curve(curve["feature"], (line,)))
+            continue
+        bars = tuple(
+            Bar(level or number_text(x), value, _or_nan(low), _or_nan(high))
+            for x, level, value, low, high in zip(
+                curve["x"],
+                curve["level"],
+                curve["value"],
+                curve["lower"],
+                curve["upper"],
+                strict=True,
+            )
+        )
+        categories.append(Bars(curve["feature"], bars))
+    terms = Grid(
+        "Mean absolute contribution on these rows",
+        ("term", "size"),
+        tuple(
+            (entry["term"], ", ".join(number_text(_or_nan(size)) for size in entry["size"]))
+            for entry in numbers["terms"][:MOST_TERMS]
+        ),
+        f"Of the residual: {', '.join(number_text(_or_nan(size)) for size in numbers['headline']['residual'])}.",
+    )
+    return Section(
+        key="functions",
+        title="Functions",
+        lead="What each of the strongest features adds to the first output, on average over the other features' "
+        "values; bands are 90%, over other calibration rows.",
+        blocks=(*blocks, *categories, terms),
+    )
+
+
+def _or_nan(number: float | None) -> float:
+    return float("nan") if number is None else number
+
+
+def _checks_section(checks: Sequence[ShapeCheck]) -> Section:
+    """What was asked of the model, and what it said."""
+    if not checks:
+        return Section(
+            key="shapes",
+            title="Shapes",
+            paragraphs=("No shape was checked: explainer.check_shape asks the model for one.",),
+        )
+    rows = tuple(
+        (
+            f"{check.feature} {check.shape}",
+            "holds on all rows tried" if check.holds else f"broken by {check.n_broken:,}",
+            f"{check.n_rows:,}",
+            f"{check.rate:.2%}",
+            f"{check.bound:.2%}",
+            number_text(check.worst),
+            "yes" if check.exact else "no",
+        )
+        for check in checks
+    )
+    columns = ("asked", "verdict", "rows", "rate", "at most", "worst", "exact")
+    confidence = ", ".join(sorted({f"{check.confidence:.0%}" for check in checks}))
+    return Section(
+        key="shapes",
+        title="Shapes",
+        lead="Asked of the model along every row's own line; tables certify nothing.",
+        blocks=(
+            Grid(
+                "",
+                columns,
+                rows,
+                f"“At most” is the share of such rows that break it, with {confidence} confidence. Exact: the model "
+                "was asked on every step that it has.",
+            ),
+            *(_counterexample(check) for check in checks if not check.holds),
+        ),
+    )
+
+
+def _counterexample(check: ShapeCheck) -> Grid:
+    """The worst counterexample: rows that differ in one feature, and what the model says to them."""
+    each = len(check.predictions) // len(check.breaks)
+    column = _column_of(check)
+    rows = tuple(
+        (
+            f"row {position + 1} of the worst counterexample",
+            str(column[position]) if column is not None else "",
+            number_text(check.predictions[position]),
+        )
+        for position in range(each)
+    )
+    return Grid(
+        f"{check.feature} {check.shape}: a counterexample",
+        ("", check.feature, "prediction"),
+        rows,
+        "All other values are the same; the check's counterexamples hold them whole.",
+    )
+
+
+def _column_of(check: ShapeCheck) -> list[Any] | None:
+    """The feature's values in the counterexamples, where they are in a frame that names it."""
+    table: Any = check.counterexamples
+    names = [str(name) for name in getattr(table, "columns", ())]
+    if check.feature not in names:
+        return None
+    return [
+        number_text(value) if isinstance(value, float) else value
+        for value in np.asarray(table[check.feature]).tolist()
+    ]
+
+
+def _spots_section(spots: Sequence[WeakSpot], *, searched: bool) -> Section:
+    """Regions where the functions explain little."""
+    if not spots:
+        told = (
+            "No region of 2% of the rows or more, of up to three conditions, has an R² below 0.8 and residuals clearly "
+            "above the usual."
+            if searched
+            else f"Not searched: fewer than {FEWEST_ROWS} rows."
+        )
+        return Section(key="weak-spots", title="Weak spots", paragraphs=(told,))
+    rows = tuple(
+        (
+            spot.where,
+            f"{spot.share:.1%}",
+            f"{spot.explained:.2f}",
+            number_text(spot.error),
+            number_text(spot.usual_error),
+            " × ".join(spot.interaction) or "–",
+        )
+        for spot in spots
+    )
+    columns = ("where", "rows", "R²", "residual there", "everywhere", "points to")
+    return Section(
+        key="weak-spots",
+        title="Weak spots",
+        lead="Regions where the functions explain least, found on half of the rows and measured on the other half.",
+        blocks=(Grid("", columns, rows),),
+    )
+
+
+def _gaps_section(gaps: Sequence[tuple[str, str, Comparison]]) -> Section:
+    """Gaps of mean predictions between groups, by their largest parts."""
+    if not gaps:
+        return Section(
+            key="gaps", title="Gaps between groups", paragraphs=("No groups were named.",)
+        )
+    blocks = []
+    for name, _, gap in gaps:
+        values = gap.gap.value[:, 0]
+        order = np.argsort(-np.abs(values), kind="stable")[:MOST_PARTS]
+        bars = tuple(
+            Bar(
+                gap.entries[entry],
+                float(values[entry]),
+                float(gap.gap.lower[entry, 0]),
+                float(gap.gap.upper[entry, 0]),
+            )
+            for entry in order
+        )
+        blocks.append(
+            Bars(
+                f"{name}: {gap.names[0]} − {gap.names[1]}, "
+                f"{number_text(gap.total.value[0], signed=True)} in all",
+                bars,
+                f"{gap.n_rows[0]:,} and {gap.n_rows[1]:,} rows; the {len(order)} largest of {len(values)} parts, "
+                f"which add up to the gap; {gap.level:.0%} intervals.",
+            )
+        )
+    return Section(
+        key="gaps",
+        title="Gaps between groups",
+        lead="The difference of mean predictions, by what each term adds to it.",
+        blocks=tuple(blocks),
+    )
+
+
+def shapes_page(
+    checks: Sequence[ShapeCheck],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    about: str | None = None,
+) -> Path:
+    """Writes a page of shapes that were checked, as `nobsp check` does."""
+    require_jinja2()
+    target = check_path(path)
+    n_broken = sum(not check.holds for check in checks)
+    sheet = Sheet(
+        title=title or "Shapes asked of the model",
+        about=about or "",
+        headline=(
+            f"{len(checks) - n_broken} of {len(checks)}",
+            "shapes hold on all rows that were tried.",
+        ),
+        facts=tuple(
+            (
+                f"{check.feature} {check.shape}",
+                f"{count(check.n_rows, 'row')}, {count(check.n_values, 'value')} each, tolerance "
+                f"{number_text(check.tolerance)}",
+            )
+            for check in checks
+        ),
+        findings=tuple(
+            Finding(
+                "warning",
+                "broken_shape",
+                f"{check.feature} {check.shape}",
+                f"{check.n_broken:,} of {check.n_rows:,} rows break it, by {number_text(check.worst)} at worst.",
+            )
+            for check in checks
+            if not check.holds
+        ),
+        sections=(_checks_section(checks),),
+        numbers={"checks": [_check_numbers(check) for check in checks]},
+    )
+    with replacing(target) as draft:
+        draft.write_text(html_of(sheet), encoding="utf-8", newline="\n")
+    return target

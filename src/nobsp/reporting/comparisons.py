@@ -1,0 +1,302 @@
+"""What a page tells of a comparison: the gap, its parts, where on ranges they arise, and both functions."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nobsp.arguments import count
+from nobsp.reporting.sheets import Bar, Bars, Curve, Grid, Line, Section, Sheet, number_text
+
+# A `Comparison`, told by its attributes.
+ComparisonLike: TypeAlias = Any
+
+# Parts of an output that are listed, features whose range is followed, and outputs that have sections.
+MOST_PARTS = 25
+MOST_FEATURES = 6
+MOST_OUTPUTS = 6
+_POINTS = 120
+# Levels that are listed one by one.
+_MOST_LEVELS = 20
+
+_METHODS = {
+    "rows": (
+        "One explainer, two tables. Every prediction is a base, one contribution per term and a residual; the base is "
+        "the same for all rows, so the gap of the mean predictions is the sum of the gaps of the mean contributions "
+        "and of the residual's."
+    ),
+    "functions": (
+        "Two explainers, the same rows. A term's two functions are subtracted row by row: their mean difference is its "
+        "part of the gap, and the spread of their difference is how far they lie apart. The test asks whether two "
+        "calibrations of one model would lie as far apart; it does not know how models were trained."
+    ),
+    "both": (
+        "Two explainers, two tables. With m the mean of a term, first index the model, second the rows: change of rows "
+        "is m(b, a) − m(b, b), change of functions m(a, b) − m(b, b), and what is left of m(a, a) − m(b, b) is change "
+        "of both (the threefold decomposition of Oaxaca and Blinder)."
+    ),
+}
+
+
+def comparison_sheet(comparison: ComparisonLike, *, title: str | None, about: str | None) -> Sheet:
+    """Everything that a page shows of a comparison."""
+    outputs = range(min(len(comparison.output_names), MOST_OUTPUTS))
+    sections = []
+    for output in outputs:
+        sections += _sections_of(comparison, output)
+    sections.append(_method(comparison))
+    return Sheet(
+        title=title or f"{comparison.names[0]} and {comparison.names[1]}: what differs",
+        about=about or "",
+        headline=_headline(comparison),
+        facts=_facts(comparison),
+        findings=comparison.findings,
+        sections=tuple(sections),
+        numbers=_numbers(comparison),
+    )
+
+
+def _headline(comparison: ComparisonLike) -> tuple[str, str]:
+    """The gap; of two models on the same rows how much of their difference the terms tell."""
+    headline = comparison.headline
+    sentence = f"{headline[0].upper()}{headline[1:]}."
+    if comparison.kind == "functions":
+        share = float(comparison.explained[0])
+        return number_text(round(max(share, 0.0), 2)), sentence
+    return number_text(float(f"{comparison.total.value[0]:.3g}"), signed=True), sentence
+
+
+def _facts(comparison: ComparisonLike) -> tuple[tuple[str, str], ...]:
+    """Rows, outputs and intervals in words."""
+    facts = []
+    for number, name in enumerate(comparison.names):
+        means = ", ".join(
+            f"{output} {number_text(comparison.mean_predictions[number, position])}"
+            for position, output in enumerate(comparison.output_names[:MOST_OUTPUTS])
+        )
+        rows = count(comparison.n_rows[number], "row")
+        facts.append((name, f"{rows}; mean prediction: {means}"))
+    scale = (
+        "the model's outputs, before any link" if comparison.scale == "output" else "probabilities"
+    )
+    facts.append(("Scale", scale))
+    facts.append(
+        (
+            "Intervals",
+            f"{comparison.level:.0%}, over other draws of the rows and other calibrations of the functions",
+        )
+    )
+    return tuple(facts)
+
+
+def _sections_of(comparison: ComparisonLike, output: int) -> list[Section]:
+    """Parts, ranges and functions of one output."""
+    several = len(comparison.output_names) > 1
+    suffix = f" of {comparison.output_names[output]}" if several else ""
+    key = f"-{output}" if several else ""
+    first, second = comparison.names
+    sections = [
+        Section(
+            key=f"parts{key}",
+            title=f"Parts{suffix}",
+            lead=f"What each term adds to {first} less {second}. The parts add up to "
+            f"{number_text(comparison.total.value[output], signed=True)}.",
+            blocks=(_parts(comparison, output), *_tables(comparison, output)),
+        )
+    ]
+    features = _strongest_features(comparison, output)
+    ranges = tuple(_along(comparison, feature, output) for feature in features)
+    if ranges:
+        sections.append(
+            Section(
+                key=f"ranges{key}",
+                title=f"Along the range{suffix}",
+                lead="Where on its range a feature's own part arises; the bars of a feature add up to it.",
+                blocks=ranges,
+            )
+        )
+    curves = tuple(
+        curve
+        for curve in (_curve(comparison, feature, output) for feature in features)
+        if curve is not None
+    )
+    if curves:
+        sections.append(
+            Section(
+                key=f"functions{key}",
+                title=f"Functions{suffix}",
+                lead="What each feature adds to a prediction, by its value.",
+                blocks=curves,
+            )
+        )
+    return sections
+
+
+def _parts(comparison: ComparisonLike, output: int) -> Bars:
+    """Every entry's part with its interval, the largest first."""
+    values = comparison.gap.value[:, output]
+    order = np.argsort(-np.abs(values), kind="stable")
+    bars = [
+        Bar(
+            name=comparison.entries[entry],
+            value=float(values[entry]),
+            low=float(comparison.gap.lower[entry, output]),
+            high=float(comparison.gap.upper[entry, output]),
+        )
+        for entry in order[:MOST_PARTS]
+    ]
+    more = len(order) - len(bars)
+    return Bars("", tuple(bars), f"{more} smaller parts are not listed." if more > 0 else "")
+
+
+def _rate(rate: float) -> str:
+    return "below 0.001" if rate < 0.001 else f"{rate:.3f}"
+
+
+def _tables(comparison: ComparisonLike, output: int) -> list[Grid]:
+    """How far functions lie apart, or the three parts of a change of rows and functions."""
+    if comparison.change is not None:
+        order = np.argsort(-comparison.change.value[:, output], kind="stable")[:MOST_PARTS]
+        rows = tuple(
+            (
+                comparison.entries[entry],
+                number_text(comparison.change.value[entry, output]),
+                f"[{number_text(comparison.change.lower[entry, output])}, "
+                f"{number_text(comparison.change.upper[entry, output])}]",
+                _tested(comparison.p_value[entry, output]),
+                _tested(comparison.q_value[entry, output]),
+            )
+            for entry in order
+            if comparison.entries[entry] != "base"
+        )
+        columns = ("", "spread of the difference", "interval", "p-value", "false discovery rate")
+        note = "p-values are for functions as far apart as two calibrations of one model are."
+        return [Grid("How far the two functions lie apart", columns, rows, note)]
+    if not comparison.parts:
+        return []
+    order = np.argsort(-np.abs(comparison.gap.value[:, output]), kind="stable")[:MOST_PARTS]
+    rows = tuple(
+        (
+            comparison.entries[entry],
+            *(
+                number_text(part.value[entry, output], signed=True)
+                for part in comparison.parts.values()
+            ),
+            number_text(comparison.gap.value[entry, output], signed=True),
+        )
+        for entry in order
+    )
+    columns = ("", "change of rows", "change of functions", "of both", "in all")
+    note = "– where a model was not run on the other's rows."
+    return [Grid("Three parts", columns, rows, note)]
+
+
+def _tested(number: float) -> str:
+    return "–" if np.isnan(number) else _rate(number)
+
+
+def _strongest_features(comparison: ComparisonLike, output: int) -> list[str]:
+    """Features of one column with the largest parts, or changes, of their own."""
+    measured = comparison.gap if comparison.change is None else comparison.change
+    sizes = {}
+    for name in comparison.feature_names:
+        if (name,) in comparison.terms:
+            sizes[name] = abs(float(measured.value[comparison.entries.index(name), output]))
+    strongest = sorted(sizes, key=lambda name: -sizes[name])
+    usable = []
+    for name in strongest:
+        try:
+            comparison.feature_values(name)
+        except ValueError:
+            continue  # made of several columns
+        usable.append(name)
+        if len(usable) == MOST_FEATURES:
+            break
+    return usable
+
+
+def _along(comparison: ComparisonLike, feature: str, output: int) -> Bars:
+    """A feature's part by bins of its range."""
+    table = comparison.along(feature, output=output, bins=8)
+    part = np.asarray(table["part"], dtype=np.float64)
+    order = np.arange(len(part))
+    if len(part) > _MOST_LEVELS:
+        order = np.sort(np.argsort(-np.abs(part), kind="stable")[:_MOST_LEVELS])
+    first, second = comparison.names
+    bars = []
+    for row in order:
+        low, high, level = table["from"][row], table["to"][row], table["level"][row]
+        name = str(level) if level else f"{number_text(low)} to {number_text(high)}"
+        if not level and low == high:
+            name = number_text(low)
+        shares = f"{table['share_a'][row]:.1%} of {first}, {table['share_b'][row]:.1%} of {second}"
+        bars.append(Bar(name, float(part[row]), note=shares))
+    more = len(part) - len(bars)
+    note = f"{more} levels with smaller parts are not listed." if more > 0 else ""
+    return Bars(f"{feature}: {number_text(part.sum(), signed=True)}", tuple(bars), note)
+
+
+def _curve(comparison: ComparisonLike, feature: str, output: int) -> Curve | None:
+    """A feature's function along the rows' range; None for categories."""
+    columns = [np.asarray(values) for values in comparison.feature_values(feature)]
+    if any(column.dtype.kind not in "biuf" for column in columns):
+        return None
+    together = np.concatenate([column.astype(np.float64) for column in columns])
+    together = together[np.isfinite(together)]
+    if not len(together) or comparison.scale != "output":
+        return None
+    x = np.linspace(together.min(), together.max(), _POINTS)
+    lines = []
+    n_lines = 1 if comparison.kind == "rows" else 2
+    for number in range(n_lines):
+        functions = comparison.sides[number].explanation.origin
+        output_name = comparison.output_names[output]
+        if output_name not in functions.output_names or (feature,) not in functions.terms:
+            return None
+        try:
+            values = functions.function(feature, output=output_name)(x)
+        except (TypeError, ValueError):
+            return None
+        lines.append(Line(comparison.names[number], x, np.nan_to_num(values)))
+    return Curve(feature, tuple(lines))
+
+
+def _method(comparison: ComparisonLike) -> Section:
+    """How it was computed, and what it cannot say."""
+    return Section(
+        key="method",
+        title="Method",
+        paragraphs=(
+            _METHODS[comparison.kind],
+            "Intervals draw the rows anew, in groups where these were named, and the functions as other calibrations "
+            "of the same kind would give them. They do not know of the models' own training.",
+            "A part says how the model's predictions differ, not why the world does: no part is a cause.",
+        ),
+    )
+
+
+def _numbers(comparison: ComparisonLike) -> dict[str, Any]:
+    """What the page tells, for machines."""
+
+    def known(array: Any) -> Any:
+        values = np.asarray(array, dtype=np.float64)
+        objects: Any = values.astype(object)
+        objects[~np.isfinite(values)] = None
+        return objects.tolist()
+
+    return {
+        "kind": comparison.kind,
+        "names": list(comparison.names),
+        "entries": list(comparison.entries),
+        "outputs": list(comparison.output_names),
+        "level": comparison.level,
+        "total": known(comparison.total.value),
+        "gap": known(comparison.gap.value),
+        "lower": known(comparison.gap.lower),
+        "upper": known(comparison.gap.upper),
+        "p_value": known(comparison.p_value),
+        "q_value": known(comparison.q_value),
+        "change": None if comparison.change is None else known(comparison.change.value),
+        "explained": None if comparison.explained is None else known(comparison.explained),
+    }

@@ -1,0 +1,83 @@
+"""`nobsp compare` and `nobsp check`: what they write, what they say, and how they end."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+ARGUMENTS = ("--data", "houses.csv", "--target", "price", "--interactions", "0")
+
+
+def test_two_tables_are_compared(nobsp, tmp_path):
+    ended = nobsp(
+        "compare", "--model", "house.pt2", *ARGUMENTS, "--against", "fresh.csv",
+        "--names", "all", "first", "--out", tmp_path / "out", "--json",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    summary = json.loads(ended.out)
+    assert summary["kind"] == "rows"
+    assert summary["names"] == ["all", "first"]
+    frame = pd.read_csv(tmp_path / "out" / "comparison.csv")
+    assert frame["gap"].sum() == pytest.approx(summary["total"][0])
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_two_models_are_compared_on_the_same_rows(nobsp, tmp_path):
+    ended = nobsp(
+        "compare", "--model", "shop.py:house", *ARGUMENTS, "--against-model", "house.pt2",
+        "--out", tmp_path / "out", "--no-report", "--json",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    summary = json.loads(ended.out)
+    assert summary["kind"] == "functions"
+    assert summary["explained"][0] <= 1
+    assert list(summary["files"]) == ["comparison.csv"]
+
+
+def test_models_and_tables_at_once_have_three_parts(nobsp, tmp_path):
+    ended = nobsp(
+        "compare", "--model", "shop.py:house", *ARGUMENTS, "--against-model", "house.pt2",
+        "--against", "fresh.csv", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    frame = pd.read_csv(tmp_path / "out" / "comparison.csv")
+    parts = frame[["rows", "functions", "both"]].sum(axis=1)
+    pd.testing.assert_series_equal(parts, frame["gap"], check_names=False)
+
+
+def test_there_must_be_something_to_compare_with(nobsp, tmp_path):
+    ended = nobsp("compare", "--model", "house.pt2", *ARGUMENTS, "--out", tmp_path / "out")
+    assert ended.code == 2
+    assert "--against" in ended.err
+
+
+def test_a_shape_is_checked_and_counterexamples_are_written(nobsp, tmp_path):
+    command = (
+        "check", "--model", "house.pt2", *ARGUMENTS, "--feature", "age", "--shape", "bounded",
+        "--tolerance", "0.000001",
+    )  # fmt: skip
+    ended = nobsp(*command, "--out", tmp_path / "out", "--json")
+    assert ended.code == 0, ended.err
+    [check] = json.loads(ended.out)["checks"]
+    assert not check["holds"]
+    assert check["rate"] == check["broken"] / check["rows"]
+    rows = pd.read_csv(tmp_path / "out" / "counterexamples.csv")
+    assert {"checked", "prediction", "break", "age", "income"} <= set(rows.columns)
+    first = rows.iloc[:2]
+    assert abs(first["prediction"].diff().iloc[1]) == pytest.approx(
+        first["break"].iloc[0], rel=1e-4
+    )
+    assert "counterexample" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert nobsp(*command, "--out", tmp_path / "strict", "--strict").code == 1
+
+
+def test_an_unknown_feature_is_a_usage_error(nobsp, tmp_path):
+    ended = nobsp(
+        "check", "--model", "house.pt2", *ARGUMENTS, "--feature", "agee", "--shape", "increasing",
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert ended.code == 2
+    assert "'age'" in ended.err

@@ -1,0 +1,180 @@
+"""A card: every number on it is computed a second time, from the explainer's file, the model and the rows."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import nobsp
+
+COLUMNS = ["age", "income", "rooms", "noise"]
+
+
+def model(X):
+    X = np.asarray(X, dtype=float)
+    wave = 3 * np.sin(5 * X[:, 2]) * np.sign(X[:, 3])
+    strange = (X[:, 0] > 0.3) & (X[:, 1] < 0.0)
+    return np.sin(2 * X[:, 0]) + X[:, 1] ** 3 + np.where(strange, wave, 0.0)
+
+
+def rows(seed, n):
+    values = np.random.default_rng(seed).uniform(-1, 1, size=(n, 4))
+    return pd.DataFrame(values, columns=COLUMNS)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("card")
+    explainer = nobsp.NObSP(model, interactions=0).fit(rows(0, 1200))
+    X = rows(1, 1500)
+    sex = np.where(X["income"] + 0.3 * X["noise"] > 0, "f", "m")
+    checks = [
+        explainer.check_shape("income", "increasing", X, most_rows=200),
+        explainer.check_shape("age", "bounded", X[:100], tolerance=0.5),
+    ]
+    given = {"checks": checks, "groups": {"sex": sex}, "title": "House <prices>", "about": "A & B."}
+    page = nobsp.card(explainer, X, folder / "card.html", **given)
+    text = nobsp.card(explainer, X, folder / "card.md", **given)
+    explainer.save(folder / "explainer.nobsp")
+    html = page.read_text(encoding="utf-8")
+    found = re.search(r'id="numbers">(.*?)</script>', html, re.DOTALL).group(1)
+    return {
+        "html": html,
+        "markdown": text.read_text(encoding="utf-8"),
+        "numbers": json.loads(found),
+        "file": folder / "explainer.nobsp",
+        "X": X,
+        "sex": sex,
+    }
+
+
+def recompute(path, X, sex):
+    """The card's numbers by other means: tables read from the file, the model asked, plain numpy."""
+    explainer = nobsp.NObSP.load(path, model)
+    functions = explainer.functions_
+    outputs = model(X)
+    contributions = np.column_stack(
+        [functions.function(name)(X[name].to_numpy()) for name in COLUMNS]
+    )
+    residual = outputs - functions.base_values[0] - contributions.sum(1)
+    spread = np.square(outputs - outputs.mean()).sum()
+    is_first = sex == pd.Series(sex).value_counts().index[0]
+    gap = contributions[is_first].mean(0) - contributions[~is_first].mean(0)
+    return {
+        "outputs": outputs,
+        "contributions": contributions,
+        "residual": residual,
+        "explained": 1 - np.square(residual).sum() / spread,
+        "sizes": dict(zip(COLUMNS, np.abs(contributions).mean(0), strict=True)),
+        "gap": [*gap, residual[is_first].mean() - residual[~is_first].mean()],
+        "functions": functions,
+    }
+
+
+def test_every_number_is_computed_again(made):
+    numbers = made["numbers"]
+    again = recompute(made["file"], made["X"], made["sex"])
+    headline = numbers["headline"]
+    assert headline["explained"] == pytest.approx(again["functions"].state.explained)
+    assert headline["explained_here"][0] == pytest.approx(again["explained"])
+    assert headline["residual"][0] == pytest.approx(np.abs(again["residual"]).mean())
+    assert headline["base"] == pytest.approx(again["functions"].base_values)
+    assert (headline["rows"], headline["calibration_rows"]) == (1500, 1200)
+    spans = {f.name: f.span for f in again["functions"].features}
+    outside = np.column_stack(
+        [(made["X"][name] < low) | (made["X"][name] > high) for name, (low, high) in spans.items()]
+    )
+    assert headline["rows_outside"] == outside.any(1).sum()
+    for entry in numbers["terms"]:
+        assert entry["size"][0] == pytest.approx(again["sizes"][entry["term"]])
+    for curve in numbers["curves"]:
+        values = again["functions"].function(curve["feature"])(np.array(curve["x"]))
+        assert curve["value"] == pytest.approx(values)
+        middle = (np.array(curve["lower"]) + np.array(curve["upper"])) / 2
+        assert middle == pytest.approx(values)
+    [gap] = numbers["gaps"]
+    assert [row[0] for row in gap["gap"]] == pytest.approx(again["gap"], abs=1e-9)
+    assert gap["total"][0] == pytest.approx(sum(again["gap"]))
+    for low, value, high in zip(gap["lower"], gap["gap"], gap["upper"], strict=True):
+        assert low[0] <= value[0] <= high[0]
+
+
+def test_weak_spots_are_measured_as_the_card_says(made):
+    again = recompute(made["file"], made["X"], made["sex"])
+    half = np.random.default_rng(0).permutation(1500)[1::2]
+    assert made["numbers"]["weak_spots"]
+    for spot in made["numbers"]["weak_spots"]:
+        inside = np.ones(1500, dtype=bool)
+        for condition in spot["conditions"]:
+            column = made["X"][condition["feature"]].to_numpy()
+            if condition["above"] is not None:
+                inside &= column > condition["above"]
+            if condition["up_to"] is not None:
+                inside &= column <= condition["up_to"]
+        chosen = half[inside[half]]
+        outputs, residual = again["outputs"][chosen], again["residual"][chosen]
+        share = 1 - np.square(residual).sum() / np.square(outputs - outputs.mean()).sum()
+        assert spot["rows"] == len(chosen)
+        assert spot["share"] == pytest.approx(len(chosen) / 750)
+        assert spot["explained"] == pytest.approx(share)
+        assert spot["error"] == pytest.approx(np.sqrt(np.square(residual).mean()))
+        usual = np.sqrt(np.square(again["residual"][half]).mean())
+        assert spot["usual_error"] == pytest.approx(usual)
+
+
+def test_shapes_are_what_the_model_says(made):
+    rising, bounded = made["numbers"]["checks"]
+    # Without the strange region it rises; in it the wave is the same for all incomes below zero, and drops out above.
+    X = made["X"][:100].to_numpy()
+    low, high = bounded["within"]
+    grid = np.linspace(low, high, 400)
+    lines = np.repeat(X, len(grid), 0)
+    lines[:, 0] = np.tile(grid, len(X))
+    moves = np.ptp(model(lines).reshape(len(X), -1), axis=1)
+    assert bounded["broken"] == pytest.approx((moves > 0.5).sum(), abs=2)
+    assert bounded["worst"] == pytest.approx(moves.max(), rel=0.05)
+    assert rising["rows"] == 200
+    from scipy.stats import binom
+
+    for check in (rising, bounded):
+        if check["broken"] < check["rows"]:
+            tail = binom.cdf(check["broken"], check["rows"], check["bound"])
+            assert tail == pytest.approx((1 - check["confidence"]) / 2)
+
+
+def test_html_loads_nothing_and_escapes_what_it_is_told(made):
+    html = made["html"]
+    assert "House &lt;prices&gt;" in html
+    assert "<prices>" not in html
+    assert "http" not in html.replace("http-equiv", "")
+    assert "default-src 'none'" in html
+
+
+def test_markdown_says_the_same(made):
+    text = made["markdown"]
+    headline = made["numbers"]["headline"]
+    assert f"{headline['explained'][0]:.3f}" in text
+    for title in (
+        "Functions",
+        "Shapes",
+        "Weak spots",
+        "Gaps between groups",
+        "What this cannot say",
+    ):
+        assert f"## {title}" in text
+
+
+def test_bad_input_is_refused_by_name(tmp_path):
+    explainer = nobsp.NObSP(model, interactions=0).fit(rows(0, 100))
+    X = rows(1, 50)
+    with pytest.raises(ValueError, match="groups"):
+        nobsp.card(explainer, X, tmp_path / "a.md", groups={"sex": ["f"]})
+    with pytest.raises(TypeError, match="checks"):
+        nobsp.card(explainer, X, tmp_path / "a.md", checks=["income"])
+    with pytest.raises(TypeError, match="explainer"):
+        nobsp.card(model, X, tmp_path / "a.md")
+    assert nobsp.card(explainer, X, tmp_path / "a.md").exists()
