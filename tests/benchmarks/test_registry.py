@@ -13,7 +13,7 @@ EXPECTED = (
     "choosing", "varying", "audit-values", "select", "texts",
     "speed-neighbours", "unseen", "trees", "house", "headline", "bands", "halves", "everyday", "influence",
     "speed-published", "parts", "prune",
-    "compare", "shapes",
+    "compare", "shapes", "swapped",
 )  # fmt: skip
 
 
