@@ -122,7 +122,7 @@ class Comparison:
             change_upper; for two on two tables rows, functions and both with their lower and upper ends; p_value and
             q_value. The column gap adds up to the gap of the mean predictions, output by output.
         """
-        outputs = range(len(self.output_names)) if output is None else [self._output(output)]
+        outputs = range(len(self.output_names)) if output is None else [self.find_output(output)]
         columns: dict[str, list[Any]] = {"term": [], "output": []}
         for position in outputs:
             columns["term"] += self.entries
@@ -172,7 +172,7 @@ class Comparison:
             mean contribution there), part.
         """
         require_whole_number("bins", bins)
-        return as_table(gap_along(self.sides, feature, self._output(output), int(bins)))
+        return as_table(gap_along(self.sides, feature, self.find_output(output), int(bins)))
 
     def feature_values(self, feature: str) -> tuple[AnyArray, AnyArray]:
         """A feature's values in the rows of both accounts."""
@@ -183,7 +183,7 @@ class Comparison:
         self, rate: float = USUAL_RATE, *, output: int | str | None = None
     ) -> tuple[str, ...]:
         """Terms of which so large a share at most is expected to be named by chance; the strongest evidence first."""
-        rates = self.q_value[:, self._output(output)]
+        rates = self.q_value[:, self.find_output(output)]
         order = np.argsort(np.where(np.isfinite(rates), rates, np.inf), kind="stable")
         return tuple(self.entries[entry] for entry in order if rates[entry] <= rate)
 
@@ -266,7 +266,7 @@ class Comparison:
             notebook.findings(self.findings),
         )
 
-    def _output(self, output: int | str | None) -> int:
+    def find_output(self, output: int | str | None) -> int:
         """Position of an output, which must be named where there are several."""
         if output is not None:
             return output_position(output, self.output_names)

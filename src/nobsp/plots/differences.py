@@ -61,7 +61,7 @@ def gaps(
     """
     _require_comparison(comparison)
     require_whole_number("max_display", max_display)
-    position = comparison._output(output)
+    position = comparison.find_output(output)
     measured = comparison.gap if comparison.change is None else comparison.change
     order = np.argsort(-np.abs(measured.value[:, position]), kind="stable")
     shown = order[:max_display]
@@ -196,7 +196,7 @@ def two_curves(
         True
     """
     _require_comparison(comparison)
-    position = comparison._output(output)
+    position = comparison.find_output(output)
     accounts = [side.explanation for side in comparison.sides]
     columns = [np.asarray(values) for values in comparison.feature_values(feature)]
     if any(column.dtype.kind not in "biuf" for column in columns):
