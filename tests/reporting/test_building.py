@@ -307,3 +307,13 @@ def test_without_the_extra_the_message_names_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ImportError, match=r"nobsp\[report\]"):
         report(explainer(X), tmp_path / "page.html")
+
+
+def test_a_page_without_labels_calls_both_classes_as_the_model_does(tmp_path):
+    from sklearn.linear_model import LogisticRegression
+
+    X = np.random.default_rng(0).normal(size=(100, 2))
+    labels = np.where(X[:, 0] > 0, "yes", "no")
+    explainer = NObSP(LogisticRegression().fit(X, labels), interactions=0).fit(X)
+    text = report(explainer(X), tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '["no","yes"]' in text

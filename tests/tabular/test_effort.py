@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from nobsp import NObSP
-from nobsp.tabular.effort import Costs, announce, announcement, plan_spending
+from nobsp.tabular.effort import Costs, Meter, announce, announcement, plan_spending
 from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 
 Array = NDArray[np.float64]
@@ -88,6 +90,22 @@ def test_background_rows_are_saved_before_knots() -> None:
     assert plan is not None
     assert plan.background < 32
     assert plan.share_of_knots == 1.0
+
+
+def test_the_time_of_a_row_is_that_of_the_fastest_call() -> None:
+    meter = Meter()
+    waits = iter([0.05, 0.0])
+
+    def represent(rows: torch.Tensor) -> torch.Tensor:
+        time.sleep(next(waits))
+        return rows
+
+    counted = meter.count(represent)
+    counted(torch.zeros(8, 1))
+    at_first = meter.seconds_per_row
+    counted(torch.zeros(800, 1))
+    assert meter.spent == 808
+    assert meter.seconds_per_row < at_first
 
 
 def test_only_long_calibrations_are_announced(caplog: pytest.LogCaptureFixture) -> None:

@@ -208,3 +208,22 @@ def test_what_lies_past_an_unanswered_node_is_not_trusted() -> None:
     (place,) = last_answered(answered, [held])
 
     assert place.tolist() == [2, 2, 2, 3, 3, 3]
+
+
+def test_a_lookup_by_whole_numbers_is_found_at_each_of_them() -> None:
+    generator = np.random.default_rng(0)
+    entries = generator.normal(size=50)
+    rows = np.column_stack([generator.integers(0, 50, 600), generator.normal(size=600)])
+    explainer = NObSP(lambda X: entries[X[:, 0].astype(int)] + X[:, 1]).fit(rows)
+    assert explainer.explained_[0] > 0.999
+
+
+def test_a_flag_has_no_points_between_its_values() -> None:
+    import lightgbm
+
+    generator = np.random.default_rng(0)
+    rows = np.column_stack([generator.random(400) < 0.4, generator.normal(size=400)])
+    trees = lightgbm.LGBMRegressor(n_estimators=5, verbose=-1, n_jobs=1)
+    explainer = NObSP(trees.fit(rows, rows[:, 0] + rows[:, 1])).fit(rows)
+    curve = explainer.curves()
+    assert curve.x[curve.feature == "x0"].tolist() == [0.0, 1.0]

@@ -37,6 +37,7 @@ def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
     adapted = _adapt_last_step(last, None if preprocessing else coded)
     if adapted is None:
         return None
+    adapted = replace(adapted, two_classes=_two_classes(last))
     if not preprocessing:
         return replace(adapted, feature_names=_names_of(model) or adapted.feature_names)
 
@@ -55,6 +56,14 @@ def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
         layout=None,
         feature_names=_names_of(model),
     )
+
+
+def _two_classes(model: Any) -> tuple[Any, ...]:
+    """Both classes of a classifier that knows two; none of any other model."""
+    classes = getattr(model, "classes_", None)
+    if not isinstance(classes, np.ndarray) or classes.shape != (2,):
+        return ()
+    return tuple(classes.tolist())
 
 
 def _split_pipeline(model: Any) -> tuple[list[Any], Any]:

@@ -39,6 +39,8 @@ class Adapted:
     # by column of a model of steps, the neighbouring numbers on either side of each threshold, (thresholds, 2)
     steps: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
     codes: tuple[int, ...] = ()  # the caller's columns that hold codes of categories
+    # both classes, as the model calls them, where one output speaks for the second
+    two_classes: tuple[str | bool | int | float, ...] = ()
     forest: Forest | None = None  # what the module computes as arrays of trees, where it is that
     # makes one matrix of what the caller passes, where inputs are several
     pack: Callable[[Any], Any] | None = None

@@ -191,7 +191,13 @@ def _read_classes(
     has_classes: bool,
 ) -> Classes:
     """What outputs and labels mean; `has_classes` says that neighbours have classes."""
-    names = _class_names(class_names, explainer, explanation.output_names, labels)
+    names = _class_names(
+        class_names,
+        explainer,
+        explanation.output_names,
+        labels,
+        known=[str(name) for name in functions.classes],
+    )
     true = packing.read_labels(
         labels, rows=len(explanation), names=names, classes=class_names is not None
     )
@@ -212,8 +218,13 @@ def _class_names(
     explainer: ExplainerLike,
     outputs: Sequence[str],
     labels: ArrayLike | None,
+    *,
+    known: Sequence[str],
 ) -> tuple[str, ...]:
-    """The caller's names of the classes, or those of the outputs, of a model of two classes, or of the labels."""
+    """The caller's names of the classes, or those of the outputs, of a model of two classes, or of the labels.
+
+    `known` are the classes that the functions know, also where the model is not at hand.
+    """
     if class_names is not None:
         return tuple(str(name) for name in class_names)
     if len(outputs) > 1:
@@ -222,6 +233,8 @@ def _class_names(
     classes = getattr(getattr(explainer, "model", None), "classes_", None)
     if classes is not None and len(classes) == 2:
         return tuple(str(name) for name in classes)
+    if len(known) == 2:
+        return tuple(known)
     other = _other_class(labels, outputs[0])
     return (f"not {outputs[0]}" if other is None else other, outputs[0])
 

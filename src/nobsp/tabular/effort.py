@@ -47,7 +47,8 @@ class Meter:
 
     limit: int | None = None
     spent: int = 0
-    seconds: float = 0.0  # in the model
+    # of the fastest call so far: the first ones load what the model needs, and other work may get in between
+    seconds_per_row: float = float("inf")
     reserved: int = 0  # rows that terms without tables will need
     reduced: bool = False  # whether tables are coarser than they would be without a limit
 
@@ -70,15 +71,11 @@ class Meter:
             self.spend(len(rows))
             start = time.perf_counter()
             answers = represent(rows)
-            self.seconds += time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self.seconds_per_row = min(self.seconds_per_row, seconds / max(len(rows), 1))
             return answers
 
         return counted
-
-    @property
-    def seconds_per_row(self) -> float:
-        """Measured on the rows so far."""
-        return self.seconds / max(self.spent, 1)
 
 
 def probe_rows(limit: int | None, available: int) -> int:
@@ -323,7 +320,13 @@ def first_points(domain: Domain, chunk: Chunk, effort: Effort) -> Points:
     """Points of a feature's own table before it is refined; of steps those of as many as there may be."""
     if len(domain.steps):
         return domain.step_points(chunk, domain.steps[:MOST_STEPS], quantiles=effort.quantiles)
-    return domain.points(chunk, quantiles=effort.quantiles, even=effort.even, reach=effort.reach)
+    return domain.points(
+        chunk,
+        quantiles=effort.quantiles,
+        even=effort.even,
+        reach=effort.reach,
+        most_values=effort.most_knots // 2,  # as many as refining gives to a number that bends
+    )
 
 
 def screen_points(domain: Domain, chunk: Chunk, lines: int) -> Points:

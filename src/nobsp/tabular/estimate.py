@@ -21,7 +21,7 @@ from nobsp.tabular.effort import Represent
 from nobsp.tabular.features import Domain, own_columns
 from nobsp.tabular.functions import Functions, Measure, measure_bands, measure_bands_later
 from nobsp.tabular.health import Health, Reach, measure_reach
-from nobsp.tabular.lookup import TermTable
+from nobsp.tabular.lookup import Level, TermTable
 from nobsp.tabular.rows import Rows, Sample
 from nobsp.tabular.setting import Problem, Setting
 from nobsp.tabular.tables import (
@@ -145,6 +145,7 @@ def make_functions(
         baseline=_baseline_positions(setting.domains, setting.baseline_sample()),
         state=health,
         link=setting.adapted.link or setting.readout.link,
+        classes=_classes_of(setting),
         importances=_measure_importances(terms, values, n_features=len(names)),
         strengths=strengths,
         left_out=tuple(
@@ -155,6 +156,12 @@ def make_functions(
     measure_bands_later(functions, measure)
 
     return functions
+
+
+def _classes_of(setting: Setting) -> tuple[Level, ...]:
+    """Both classes where one output becomes the probability of the second."""
+    becomes_probability = setting.adapted.link == "sigmoid" and len(setting.output_names) == 1
+    return setting.adapted.two_classes if becomes_probability else ()
 
 
 def _measure_importances(

@@ -33,6 +33,10 @@ Encode = Callable[[NDArray[np.generic]], Tensor]
 
 # Numbers with at most so many distinct values have their knots there.
 FEW_VALUES = 32
+# Rows that each value of a number has on average, where numbers are taken to be whole, or codes: one knot at each.
+_ROWS_OF_A_VALUE = 4
+# A flag, whose thresholds say nothing: LightGBM writes that of 0 and 1 as 1e-35.
+_VALUES_OF_A_FLAG = 2
 # Categories with more levels are run through the network row by row, like features of several numbers.
 MOST_TABLED_LEVELS = 4096
 # Knots closer than this share of their size are one: their distance is rounding, and slopes would be noise.
@@ -81,14 +85,25 @@ class Points:
 
 
 def place_knots(
-    x: Array, span: tuple[float, float], *, quantiles: int, even: int, reach: Sequence[float]
+    x: Array,
+    span: tuple[float, float],
+    *,
+    quantiles: int,
+    even: int,
+    reach: Sequence[float],
+    most_values: int = 0,
 ) -> tuple[Array, Array]:
-    """Knots inside the calibrated range, some evenly spaced for heavy tails, and knots at `reach` ranges beyond it."""
+    """Knots inside the calibrated range, some evenly spaced for heavy tails, and knots at `reach` ranges beyond it.
+
+    Numbers that take few values have one at each: up to so many values, where each is taken by several rows.
+    """
     low, high = span
     x = x[np.isfinite(x)]
 
     distinct = np.unique(np.concatenate([x, [low, high]]))
-    if len(distinct) <= min(FEW_VALUES, quantiles + even):
+    are_repeated = len(x) >= _ROWS_OF_A_VALUE * len(distinct)
+    few = max(min(FEW_VALUES, quantiles + even), most_values if are_repeated else 0)
+    if len(distinct) <= few:
         inner = distinct
     else:
         # Quantiles of few values would fall on the same ones again and again.
@@ -140,7 +155,15 @@ class Domain:
         """Whether the feature has a table; several numbers at once have none."""
         return self.levels is not None or self.span is not None
 
-    def points(self, rows: Chunk, *, quantiles: int, even: int, reach: Sequence[float]) -> Points:
+    def points(
+        self,
+        rows: Chunk,
+        *,
+        quantiles: int,
+        even: int,
+        reach: Sequence[float],
+        most_values: int = 0,
+    ) -> Points:
         """Levels, or knots: some that follow the rows, some evenly spaced, some beyond the range."""
         if self.levels is not None and self.level_inputs is not None:
             return self._level_points(self.levels, self.level_inputs)
@@ -153,6 +176,7 @@ class Domain:
             quantiles=quantiles,
             even=even,
             reach=tuple(reach) if self.reaches else (),
+            most_values=most_values,
         )
 
         lowest, highest = self.limits
@@ -225,12 +249,14 @@ class Domain:
         last = max(high, float(self.steps.max()))
         width = last - first or max(abs(low), 1.0)
 
+        x = rows.numbers(self.feature.columns[0])
+        if len(np.unique(x[np.isfinite(x)])) <= _VALUES_OF_A_FLAG:
+            steps = steps[:0]  # between the values of a flag nothing is read
         beside_thresholds = np.clip(steps.ravel(), *self.limits)
         outer = np.clip([first - width, last + width], *self.limits)
         knots = [beside_thresholds, np.array([low, high]), outer]
 
         if len(steps) < len(self.steps):
-            x = rows.numbers(self.feature.columns[0])
             inner, _ = place_knots(x, self.span, quantiles=quantiles, even=2, reach=())
             distances = np.abs(inner[:, None] - steps.ravel()[None]).min(1, initial=np.inf)
             knots.append(inner[distances > _NEXT_TO_A_THRESHOLD * width])

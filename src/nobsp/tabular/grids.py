@@ -19,7 +19,7 @@ from torch import Tensor
 from nobsp._typing import BoolArray
 from nobsp.network.forest import Forest
 from nobsp.tabular.effort import BudgetSpentError, Represent
-from nobsp.tabular.features import FEW_VALUES, Domain, Points
+from nobsp.tabular.features import Domain, Points
 from nobsp.tabular.lookup import Array, Chunk, NumberAxis, Places
 from nobsp.tabular.rows import Sample
 
@@ -433,7 +433,7 @@ def _first_bends(domain: Domain, axis: NumberAxis, answered: BoolArray, rows: Ch
     bends[~(answered[1:] & answered[:-1])] = 0.0
 
     values = rows.numbers(axis.column)
-    if len(np.unique(values[np.isfinite(values)])) <= FEW_VALUES:
+    if bool(np.isin(values[np.isfinite(values)], axis.knots).all()):
         # Nothing is read between knots inside the range.
         bends[(left >= low) & (right <= high)] = 0.0
     return bends
