@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from nobsp import NObSP, NObSPCam
-from nobsp.neighbors import ContributionIndex, Neighbors
+from nobsp.neighbors import ContributionIndex, Neighbors, audit
 from tests.neighbors.cases import Explained, Headed, headed
 from tests.neighbors.oracles import compared, nearest
 from tests.tolerances import SUMS, assert_same_to_rounding, rounding
@@ -428,3 +428,19 @@ def test_an_index_of_activations_has_no_evidence_of_a_table(table: Explained) ->
     index = ContributionIndex(table.explainer, space="activations").fit(table.rows, table.labels)
     with pytest.raises(ValueError, match="keeps no evidence"):
         index._view(space="contributions")
+
+
+def test_labels_may_be_the_names_given_to_outputs_though_the_model_has_numbers() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    rng = np.random.default_rng(0)
+    centres = 3 * rng.normal(size=(3, 4))
+    codes = np.arange(150) % 3
+    X = centres[codes] + rng.normal(size=(150, 4))
+    names = np.array(["low", "mid", "high"])
+    model = LogisticRegression().fit(X, codes)
+    explainer = NObSP(model, output_names=list(names), interactions=0).fit(X)
+
+    index = ContributionIndex(explainer).fit(X, names[codes])
+
+    assert set(audit(index).suggested) <= set(names)

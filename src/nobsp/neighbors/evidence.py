@@ -273,6 +273,8 @@ def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) 
                 f"classes must be {count} different labels, one per class in order, found {quote(classes)}."
             )
         return labels_of_classes
+    if labels is not None and _are_output_names(labels, source):
+        return np.asarray(source.output_names)
     if source.classes is not None and len(source.classes) == count:
         return source.classes
     if labels is None or (labels.ndim == 1 and labels.dtype.kind not in "US"):
@@ -282,6 +284,13 @@ def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) 
             "labels are names, but there is one output; pass classes=[if it is negative, if positive]."
         )
     return np.asarray(source.output_names)
+
+
+def _are_output_names(labels: NDArray[Any], source: EvidenceSource) -> bool:
+    """Whether labels are names that the caller gave the outputs, whatever the model calls its classes."""
+    if labels.ndim != 1 or labels.dtype.kind not in "US" or source.outputs < 2:
+        return False
+    return bool(np.isin(labels, np.asarray(source.output_names)).all())
 
 
 def label_array(
