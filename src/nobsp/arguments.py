@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from nobsp._typing import AnyArray, ArrayLike
 from nobsp.numerics import as_numpy
 
 # The largest whole number that batches of whole numbers can hold; larger ones would turn negative.
@@ -137,7 +137,7 @@ def path_of(path: object, *, name: str = "path") -> Path:
     return described
 
 
-def numbers_of(values: Any, *, name: str, dtype: Any = np.float64) -> NDArray[Any]:
+def numbers_of(values: ArrayLike, *, name: str, dtype: Any = np.float64) -> AnyArray:
     """An array of real numbers from anything numpy understands, or from a tensor on any device.
 
     Raises:
@@ -156,7 +156,7 @@ def numbers_of(values: Any, *, name: str, dtype: Any = np.float64) -> NDArray[An
         raise TypeError(f"{name} must be real numbers, found {quote(values)}.") from failure
 
 
-def array_of(values: Any, *, name: str) -> NDArray[Any]:
+def array_of(values: ArrayLike, *, name: str) -> AnyArray:
     """An array of any kind from what numpy understands, or from a tensor on any device.
 
     Raises:
@@ -181,7 +181,7 @@ def refuse_unreadable(values: object, *, name: str) -> None:
         raise TypeError(f"{name} is a sparse tensor; pass {name}.to_dense().")
 
 
-def refuse_overflow(values: NDArray[Any], *, name: str) -> None:
+def refuse_overflow(values: AnyArray, *, name: str) -> None:
     """Raises a ValueError for unsigned numbers that would turn negative as signed ones."""
     if values.dtype == np.uint64 and values.size and int(values.max()) > LARGEST_INTEGER:
         raise ValueError(

@@ -14,6 +14,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Self
 
+from nobsp._typing import ModelLike
+
 
 class Explainer:
     """An estimator around a model.
@@ -23,7 +25,7 @@ class Explainer:
     scikit-learn's own base class takes longer to import than a small calibration takes to run.
     """
 
-    model: Any
+    model: ModelLike
     _fit: Any
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:

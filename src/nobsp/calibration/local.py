@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
+from nobsp._typing import ModelLike, TableLike
 from nobsp.arguments import path_of, quote, require_number
 from nobsp.calibration.checkpoint import Checkpoint, Tracker
 from nobsp.network.progress import with_progress
@@ -117,7 +118,7 @@ class Run:
         state: S,
         work: Work,
         *,
-        model: Any = None,
+        model: ModelLike = None,
         name: str | None = None,
         progress: bool = False,
     ) -> S:
@@ -166,7 +167,7 @@ class Run:
         """What every process that has rows of its own passed, in their order."""
         return [value]
 
-    def share(self, model: Any) -> Any:
+    def share(self, model: ModelLike) -> Any:
         """The model as `accumulate` takes it, once it is where it will be run."""
         return model
 
@@ -195,7 +196,7 @@ class Run:
 
 
 @contextmanager
-def adding_with(work: Work, model: Any) -> Iterator[Callable[[Any, Any], None]]:
+def adding_with(work: Work, model: ModelLike) -> Iterator[Callable[[Any, Any], None]]:
     """What adds a batch to a state while a model runs, or without any."""
     if model is None:
         yield work
@@ -204,7 +205,7 @@ def adding_with(work: Work, model: Any) -> Iterator[Callable[[Any, Any], None]]:
         yield lambda state, batch: work(state, batch, running)
 
 
-def choose_engine(engine: Local | None, X: Any) -> Local:
+def choose_engine(engine: Local | None, X: TableLike) -> Local:
     """The engine asked for.
 
     Else all ranks where there are several, Ray for its own datasets, and this process.
@@ -240,7 +241,7 @@ def parse_bytes(size: int | str, *, argument: str = "memory") -> int:
     return parsed
 
 
-def is_ray(X: Any) -> bool:
+def is_ray(X: TableLike) -> bool:
     """Whether `X` is of Ray's making; asked without loading Ray."""
     return type(X).__module__.partition(".")[0] == "ray"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, TypeVar
 
+from nobsp._typing import ModelLike
 from nobsp.calibration.checkpoint import merge_states, rows_of
 from nobsp.calibration.local import Local, Run, Work
 from nobsp.network.batches import NoRowsError
@@ -83,7 +84,7 @@ class RayRun(Run):
         state: S,
         work: Work,
         *,
-        model: Any = None,
+        model: ModelLike = None,
         progress: bool = False,
         **_: Any,
     ) -> S:
@@ -132,7 +133,7 @@ class RayRun(Run):
         source.rows = rows_of(cells[0])
         return cells[0]
 
-    def share(self, model: Any) -> Any:
+    def share(self, model: ModelLike) -> Any:
         """The model in Ray's object store."""
         return send(model.portable(), "the model"), model.device
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from cyclopts import Parameter, validators
-from numpy.typing import NDArray
 
+from nobsp._typing import AnyArray, ArrayLike, TableLike
 from nobsp.arguments import count, suggest
 from nobsp.cli import cam, options
 from nobsp.cli.explain import fit_explainer, read_tables
@@ -66,7 +66,7 @@ class AuditOptions:
     """Decisions saved from the report (CSV or JSON): writes the table, or the list of images, after them; no --model
     is needed."""
 
-    def name_classes(self, labels: Any) -> AuditOptions:
+    def name_classes(self, labels: ArrayLike) -> AuditOptions:
         """The same with several classes called as the columns of their labels, where they have no other names."""
         names = options.split_names(self.classes) or [str(name) for name in labels.columns]
         return self if labels.shape[1] == 1 else dataclasses.replace(self, classes=names)
@@ -320,7 +320,7 @@ def _audit_images(
     )
 
 
-def _read_labels(columns: Any, path: Path, option: str) -> NDArray[Any]:
+def _read_labels(columns: Any, path: Path, option: str) -> AnyArray:
     """A column of whole numbers, fractions or names; or several columns of 0 and 1."""
     frame = columns.to_frame() if columns.ndim == 1 else columns
     for name in frame.columns:
@@ -360,9 +360,9 @@ def _compare(
     explainer: Any,
     model: ModelOptions,
     method: AuditOptions,
-    database: Any,
+    database: TableLike,
     rows: Any,
-    labels: Sequence[NDArray[Any]],
+    labels: Sequence[AnyArray],
     console: Console,
 ) -> tuple[Audit, ContributionIndex]:
     """Compares every row with its neighbours in the database, which may hold the row itself."""

@@ -12,6 +12,7 @@ import numpy as np
 from cyclopts import Parameter
 from numpy.typing import NDArray
 
+from nobsp._typing import AnyArray, ArrayLike
 from nobsp.arguments import count, free_name, suggest
 from nobsp.base import sort_findings
 from nobsp.cli.grouping import group_columns
@@ -248,7 +249,12 @@ def write_contributions(path: Path, explanation: Explanation) -> None:
 
 
 def score_predictions(
-    logits: NDArray[np.float64], labels: Any, *, target: str, output_names: Sequence[str], link: str
+    logits: NDArray[np.float64],
+    labels: ArrayLike,
+    *,
+    target: str,
+    output_names: Sequence[str],
+    link: str,
 ) -> dict[str, Any]:
     """Compares outputs with a column: R² where it holds numbers, accuracy where it holds classes, else neither.
 
@@ -280,13 +286,13 @@ class _Column(NamedTuple):
     """A column that predictions are compared with."""
 
     name: str
-    values: NDArray[Any]
-    texts: NDArray[Any]  # the same as names are written
+    values: AnyArray
+    texts: AnyArray  # the same as names are written
     classes: set[str]  # those that occur
     is_numeric: bool
 
     @classmethod
-    def of(cls, values: NDArray[Any], name: str) -> _Column:
+    def of(cls, values: AnyArray, name: str) -> _Column:
         texts = np.array([_as_text(value) for value in values.tolist()])
         return cls(name, values, texts, set(texts.tolist()), values.dtype.kind in "iufb")
 
@@ -295,8 +301,8 @@ class _Comparison(NamedTuple):
     """What is measured, the truth and what is predicted."""
 
     measure: str
-    truth: NDArray[Any]
-    predicted: NDArray[Any]
+    truth: AnyArray
+    predicted: AnyArray
 
 
 class _Score(NamedTuple):

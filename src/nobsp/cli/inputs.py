@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nobsp._typing import ModelLike
 from nobsp.arguments import count, suggest
 from nobsp.cli.grouping import read_grouping
 from nobsp.cli.options import (
@@ -196,7 +197,7 @@ def _import_module(model_name: str, module: str) -> Any:
         ) from missing
 
 
-def _load_weights(model: Any, path: Path, *, trust_pickle: bool) -> None:
+def _load_weights(model: ModelLike, path: Path, *, trust_pickle: bool) -> None:
     import torch
 
     from nobsp.network.exported import kind_of
@@ -228,7 +229,7 @@ def _load_weights(model: Any, path: Path, *, trust_pickle: bool) -> None:
         raise ValueError(f"--weights {path} does not fit the model: {text[:400]}") from failure
 
 
-def _as_loaded(name: str, origin: str, model: Any) -> Loaded:
+def _as_loaded(name: str, origin: str, model: ModelLike) -> Loaded:
     names = getattr(model, "feature_names_in_", None)
     return Loaded(
         name,

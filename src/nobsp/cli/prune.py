@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from cyclopts import Parameter
 
+from nobsp._typing import ArrayLike
 from nobsp.arguments import count, percent
 from nobsp.base import describe_findings
 from nobsp.cli.inputs import Loaded, find_pictures, load_model, read_table
@@ -141,7 +142,7 @@ def _read(
     return rows, _classes(data.labels)
 
 
-def _classes(labels: Any) -> Any:
+def _classes(labels: ArrayLike) -> Any:
     """Labels that are numbers of classes; None where they are something else, such as prices."""
     if labels is None:
         return None

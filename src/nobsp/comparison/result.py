@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from nobsp import notebook
-from nobsp._typing import AnyArray, FloatArray
+from nobsp._typing import AnyArray, FloatArray, NativeFrame
 from nobsp.arguments import count, require_whole_number
 from nobsp.base import Finding, Plots, describe_findings
 from nobsp.comparison.pairing import Kind, Side
@@ -111,7 +111,7 @@ class Comparison:
     findings: tuple[Finding, ...]
     sides: tuple[Side, Side] = field(repr=False)
 
-    def to_frame(self, output: int | str | None = None) -> Any:
+    def to_frame(self, output: int | str | None = None) -> NativeFrame:
         """One row per entry, in the order of `entries`, and where there are several outputs per output.
 
         Args:

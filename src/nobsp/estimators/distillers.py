@@ -13,7 +13,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from nobsp._typing import AnyArray, ArrayLike, FloatArray, TableLike
+from nobsp._typing import AnyArray, ArrayLike, FloatArray, ModelLike, TableLike
 from nobsp.estimators.correcting import correct
 from nobsp.frames import frame_of, take_rows
 from nobsp.tabular import Functions, NObSP
@@ -31,7 +31,7 @@ class _Distiller(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        teacher: Any = None,
+        teacher: ModelLike = None,
         *,
         correct: bool = False,
         interactions: int | Literal["auto"] | Sequence[Sequence[str]] = "auto",
@@ -44,7 +44,7 @@ class _Distiller(BaseEstimator):  # type: ignore[misc]
         self.max_forward_rows = max_forward_rows
         self.random_state = random_state
 
-    def _fit(self, X: TableLike, y: AnyArray, teacher: Any) -> Self:
+    def _fit(self, X: TableLike, y: AnyArray, teacher: ModelLike) -> Self:
         """Fits a teacher where there is none, takes its functions, and corrects them where that is asked for."""
         rows = X
         labels = y
@@ -74,7 +74,7 @@ class _Distiller(BaseEstimator):  # type: ignore[misc]
         teacher.fit(take_rows(X, seen), y[seen])
         return teacher, take_rows(X, unseen), y[unseen]
 
-    def _given_teacher(self, teacher: Any) -> Any:
+    def _given_teacher(self, teacher: ModelLike) -> Any:
         """A fitted teacher, passed to `fit` or to the constructor; None where one is to be fitted."""
         if teacher is not None or self.teacher is None:
             return teacher
@@ -142,7 +142,7 @@ class NObSPRegressor(RegressorMixin, _Distiller):  # type: ignore[misc]
         True
     """
 
-    def fit(self, X: TableLike, y: ArrayLike, teacher: Any = None) -> Self:
+    def fit(self, X: TableLike, y: ArrayLike, teacher: ModelLike = None) -> Self:
         """Takes the functions of a teacher.
 
         Args:
@@ -209,7 +209,7 @@ class NObSPClassifier(ClassifierMixin, _Distiller):  # type: ignore[misc]
         ((200, 2), True)
     """
 
-    def fit(self, X: TableLike, y: ArrayLike, teacher: Any = None) -> Self:
+    def fit(self, X: TableLike, y: ArrayLike, teacher: ModelLike = None) -> Self:
         """Takes the functions of a teacher; see `NObSPRegressor.fit`.
 
         Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
@@ -10,7 +10,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.feature_selection import SelectorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from nobsp._typing import AnyArray, ArrayLike, TableLike
+from nobsp._typing import AnyArray, ArrayLike, ModelLike, TableLike
 from nobsp.tabular import NObSP
 
 
@@ -36,7 +36,7 @@ class Selector(SelectorMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignor
     """
 
     def __init__(
-        self, model: Any, *, share: float = 0.98, max_forward_rows: int | None = None
+        self, model: ModelLike, *, share: float = 0.98, max_forward_rows: int | None = None
     ) -> None:
         self.model = model
         self.share = share

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nobsp._typing import AnyArray, TableLike
 from nobsp.frames import is_missing
 from nobsp.models.unseen import current_unseen_levels
 from nobsp.numerics import as_numpy
@@ -59,7 +60,7 @@ class Coded:
 
     @classmethod
     def of(
-        cls, X: Any, *, missing: bool, text: bool = True, shares_unseen: bool = False
+        cls, X: TableLike, *, missing: bool, text: bool = True, shares_unseen: bool = False
     ) -> Coded | None:
         """What a table needs; None where it is a matrix of finite numbers already."""
         try:
@@ -101,7 +102,7 @@ class Coded:
         """The same as the one whose layout it is."""
         return cls(*(layout[name] for name in _LAYOUT), shares_unseen=shares_unseen)
 
-    def __call__(self, X: Any) -> Array:
+    def __call__(self, X: TableLike) -> Array:
         """Rows as a matrix of finite numbers: the columns, then for those that may be missing whether they are."""
         frame = nw.from_native(X, eager_only=True, pass_through=True)
         if isinstance(frame, nw.DataFrame):
@@ -139,7 +140,7 @@ class Coded:
         kind = object if self.levels else np.float64
         return np.column_stack([np.asarray(columns[k], dtype=kind) for k in range(self.columns)])
 
-    def _codes(self, k: int, column: NDArray[Any]) -> Array:
+    def _codes(self, k: int, column: AnyArray) -> Array:
         """The code of each name in a column."""
         code_of = self._code_of[k]
         codes = np.full(len(column), float(_MISSING))
@@ -206,7 +207,7 @@ def _names_in(column: Any) -> _Names | None:
     return _Names(sorted(known, key=str), kind)
 
 
-def _has_gaps(column: NDArray[Any]) -> bool:
+def _has_gaps(column: AnyArray) -> bool:
     """Whether a number of a column is missing."""
     return bool(np.isnan(_floats(column)).any())
 
@@ -239,7 +240,7 @@ def _holds_names(column: Any) -> bool:
     return not column.dtype.is_numeric() and not isinstance(column.dtype, nw.Boolean)
 
 
-def _floats(column: NDArray[Any]) -> Array:
+def _floats(column: AnyArray) -> Array:
     """A column as numbers, NaN for None."""
     if column.dtype.kind == "O":
         numbers = [np.nan if value is None else value for value in column.tolist()]

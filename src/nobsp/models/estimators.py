@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from nobsp._typing import ModelLike
 from nobsp.models.coded import Array, Coded, Runs, linear, log_odds, numbers_of
 from nobsp.models.trees import Trees, read_trees, steps_before
 from nobsp.network.adapted import Adapted, Recipe, encoder_of, framed
@@ -21,7 +22,7 @@ LINEAR_PREDICTOR = "linear predictor"
 _ACTIVATIONS = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
-def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
+def adapt_estimator(model: ModelLike, coded: Coded | None) -> Adapted | None:
     """A fitted scikit-learn estimator, or one of another library with the same manners; None for anything else."""
     from sklearn import config_context
     from sklearn.utils.validation import check_is_fitted
@@ -58,7 +59,7 @@ def adapt_estimator(model: Any, coded: Coded | None) -> Adapted | None:
     )
 
 
-def _two_classes(model: Any) -> tuple[Any, ...]:
+def _two_classes(model: ModelLike) -> tuple[Any, ...]:
     """Both classes of a classifier that knows two; none of any other model."""
     classes = getattr(model, "classes_", None)
     if not isinstance(classes, np.ndarray) or classes.shape != (2,):
@@ -66,7 +67,7 @@ def _two_classes(model: Any) -> tuple[Any, ...]:
     return tuple(classes.tolist())
 
 
-def _split_pipeline(model: Any) -> tuple[list[Any], Any]:
+def _split_pipeline(model: ModelLike) -> tuple[list[Any], Any]:
     """Preprocessing steps, pipelines inside pipelines opened, and the estimator that ends them."""
     from sklearn.pipeline import Pipeline
 
@@ -80,7 +81,7 @@ def _split_pipeline(model: Any) -> tuple[list[Any], Any]:
     return [step for step in steps if len(step)], last
 
 
-def _adapt_last_step(model: Any, coded: Coded | None) -> Adapted | None:
+def _adapt_last_step(model: ModelLike, coded: Coded | None) -> Adapted | None:
     """An estimator without preprocessing: a network, trees, or a function; None for what does not predict."""
     from sklearn.neural_network import MLPClassifier, MLPRegressor
 
@@ -96,7 +97,7 @@ def _adapt_last_step(model: Any, coded: Coded | None) -> Adapted | None:
     return _adapt_function(model, coded) if hasattr(model, "predict") else None
 
 
-def whole_pipeline(model: Any, coded: Coded | None) -> Adapted:
+def whole_pipeline(model: ModelLike, coded: Coded | None) -> Adapted:
     """A pipeline as one function of the caller's columns, for those whose preprocessing mixes columns."""
     adapted = _adapt_function(model, coded)
     layout = {"whole": True, **(adapted.layout or {})}
@@ -119,7 +120,7 @@ def _rows_for(coded: Coded | None, names: Sequence[str] | None) -> Callable[[Arr
     return lambda matrix: framed(matrix, names)
 
 
-def _adapt_trees(model: Any, trees: Trees, coded: Coded | None) -> Adapted:
+def _adapt_trees(model: ModelLike, trees: Trees, coded: Coded | None) -> Adapted:
     """A tree model as groups of trees before a head that adds them up."""
     function = Recipe(_tree_function, model, coded)
     module = Runs(function, weight=trees.weight, bias=trees.base, about=trees.about)
@@ -135,7 +136,7 @@ def _adapt_trees(model: Any, trees: Trees, coded: Coded | None) -> Adapted:
     return _with_coding(adapted, coded)
 
 
-def _tree_function(model: Any, coded: Coded | None) -> Callable[[Array], Any]:
+def _tree_function(model: ModelLike, coded: Coded | None) -> Callable[[Array], Any]:
     """What the trees of a model give for a matrix."""
     trees = read_trees(model)
     assert trees is not None
@@ -144,7 +145,7 @@ def _tree_function(model: Any, coded: Coded | None) -> Callable[[Array], Any]:
     return lambda x: function(rows(x))
 
 
-def _ask(model: Any, method: str, coded: Coded | None) -> Callable[[Array], Any]:
+def _ask(model: ModelLike, method: str, coded: Coded | None) -> Callable[[Array], Any]:
     """What a method of a model gives for a matrix; of probabilities their log-odds."""
     rows = _rows_for(coded, _names_of(model))
     if method == LINEAR_PREDICTOR:
@@ -155,7 +156,7 @@ def _ask(model: Any, method: str, coded: Coded | None) -> Callable[[Array], Any]
     return lambda x: answer(rows(x))
 
 
-def _adapt_function(model: Any, coded: Coded | None) -> Adapted:
+def _adapt_function(model: ModelLike, coded: Coded | None) -> Adapted:
     """Margins where they are log-odds, log-odds of probabilities, or predictions."""
     names = _output_names(model, single=len(getattr(model, "classes_", ())) == 2)
     link = "identity"
@@ -181,14 +182,14 @@ def _adapt_function(model: Any, coded: Coded | None) -> Adapted:
     return _with_coding(Adapted(module, output_names=names, link=link), coded)
 
 
-def _last_step(model: Any) -> Any:
+def _last_step(model: ModelLike) -> Any:
     """The estimator that ends a pipeline, or the model itself."""
     while hasattr(model, "steps"):
         model = model.steps[-1][1]
     return model
 
 
-def _has_log_link(model: Any) -> bool:
+def _has_log_link(model: ModelLike) -> bool:
     """Whether a model is one of scikit-learn's generalised linear ones, whose mean is the exponential of a sum."""
     if not type(model).__module__.startswith("sklearn.linear_model"):
         return False
@@ -198,7 +199,7 @@ def _has_log_link(model: Any) -> bool:
     return kind in ("PoissonRegressor", "GammaRegressor")
 
 
-def _linear_predictor(model: Any, rows: Any) -> Array:
+def _linear_predictor(model: ModelLike, rows: Any) -> Array:
     """What a generalised linear model has before its link, also at the end of a pipeline."""
     while hasattr(model, "steps"):
         rows = model[:-1].transform(rows)
@@ -208,7 +209,7 @@ def _linear_predictor(model: Any, rows: Any) -> Array:
     return predictor
 
 
-def _transformed_target(model: Any, coded: Coded | None) -> Adapted | None:
+def _transformed_target(model: ModelLike, coded: Coded | None) -> Adapted | None:
     """A regressor of a transformed target: in the target's own units where these are a linear change away."""
     inner = adapt_estimator(model.regressor_, coded)
     if inner is None:
@@ -238,7 +239,7 @@ def _module_of(network: Any) -> nn.Sequential:
     return nn.Sequential(*layers[:-1]).eval()
 
 
-def _bytes_of(model: Any) -> bytes:
+def _bytes_of(model: ModelLike) -> bytes:
     """What differs for another model, where it can be written down; nothing otherwise."""
     import joblib
 
@@ -248,12 +249,12 @@ def _bytes_of(model: Any) -> bytes:
         return b""
 
 
-def _names_of(model: Any) -> tuple[str, ...] | None:
+def _names_of(model: ModelLike) -> tuple[str, ...] | None:
     names = getattr(model, "feature_names_in_", None)
     return None if names is None else tuple(str(name) for name in names)
 
 
-def _output_names(model: Any, *, single: bool) -> tuple[str, ...] | None:
+def _output_names(model: ModelLike, *, single: bool) -> tuple[str, ...] | None:
     """Names of the classes; only the second where there are two with a single output."""
     classes = getattr(model, "classes_", None)
     if classes is None or isinstance(classes, list):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nobsp._typing import ModelLike
 from nobsp.network.forest import Array, Forest, Tree
 
 
@@ -104,7 +105,7 @@ def _lightgbm_tree(root: Any) -> Tree | None:
     return Tree(*(np.asarray(column) for column in zip(*rows, strict=True)))
 
 
-def read_histogram_boosting(model: Any, ends: Sequence[int]) -> Forest | None:
+def read_histogram_boosting(model: ModelLike, ends: Sequence[int]) -> Forest | None:
     """Trees of scikit-learn's histogram boosting, by ranges of rounds; the first has the model's base."""
     stages = [[predictor.nodes for predictor in stage] for stage in model._predictors]
     trees = [_histogram_tree(nodes) for stage in stages for nodes in stage]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nobsp._typing import ModelLike, TableLike
 from nobsp.frames import match_columns
 from nobsp.models.coded import Coded, Runs, linear
 from nobsp.network.adapted import Adapted, MixedColumnsError, grouping_rows
@@ -32,7 +33,9 @@ _TREE_LIBRARIES = ("xgboost", "lightgbm", "catboost", "interpret")
 _WHOLE = ("int32", "int64", torch.int32, torch.int64)
 
 
-def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None) -> Adapted:
+def adapt(
+    model: ModelLike, X: TableLike = None, *, layout: Mapping[str, Any] | None = None
+) -> Adapted:
     """Accepts a torch module, a fitted model of another library, or any function of rows.
 
     Args:
@@ -72,7 +75,7 @@ def adapt(model: Any, X: Any = None, *, layout: Mapping[str, Any] | None = None)
     return _adapt_callable(model, coded)
 
 
-def _adapt_skorch(model: Any, X: Any, layout: Mapping[str, Any] | None) -> Adapted:
+def _adapt_skorch(model: ModelLike, X: TableLike, layout: Mapping[str, Any] | None) -> Adapted:
     """The module of a fitted skorch model, with the names of its classes."""
     if not getattr(model, "initialized_", False):
         from sklearn.exceptions import NotFittedError
@@ -85,14 +88,16 @@ def _adapt_skorch(model: Any, X: Any, layout: Mapping[str, Any] | None) -> Adapt
     return replace(adapted, output_names=None if classes is None else tuple(map(str, classes)))
 
 
-def _coding_of(X: Any, layout: Mapping[str, Any] | None) -> Coded | None:
+def _coding_of(X: TableLike, layout: Mapping[str, Any] | None) -> Coded | None:
     """How rows become a matrix, from a layout or from the rows; None where they are one already."""
     if layout is not None:
         return Coded.from_layout(layout) if "levels" in layout else None
     return None if X is None else Coded.of(X, missing=True)
 
 
-def _adapt_estimator(model: Any, X: Any, coded: Coded | None, *, is_whole: bool) -> Adapted | None:
+def _adapt_estimator(
+    model: ModelLike, X: TableLike, coded: Coded | None, *, is_whole: bool
+) -> Adapted | None:
     """A fitted estimator, as one function where its preprocessing mixes columns; None for anything else."""
     from nobsp.models.estimators import adapt_estimator, whole_pipeline
 
@@ -105,7 +110,7 @@ def _adapt_estimator(model: Any, X: Any, coded: Coded | None, *, is_whole: bool)
     return estimator
 
 
-def _adapt_callable(model: Any, coded: Coded | None) -> Adapted:
+def _adapt_callable(model: ModelLike, coded: Coded | None) -> Adapted:
     """A function from rows to numbers."""
     if not callable(model):
         raise TypeError(_refusal(model))
@@ -129,7 +134,7 @@ def _require_one_argument(function: Any) -> None:
         ) from failure
 
 
-def _mixes(model: Any, adapted: Adapted, X: Any) -> bool:
+def _mixes(model: ModelLike, adapted: Adapted, X: TableLike) -> bool:
     """Whether the preprocessing mixes columns or leaves numbers missing, so that only the whole can be explained."""
     try:
         frame = nw.from_native(X, eager_only=True, pass_through=True)
@@ -148,7 +153,7 @@ def _mixes(model: Any, adapted: Adapted, X: Any) -> bool:
         return False  # whatever is wrong with the rows is said where they are read
 
 
-def _refusal(model: Any) -> str:
+def _refusal(model: ModelLike) -> str:
     """What a model must be, and what to do with this one."""
     hint = ""
     if isinstance(model, torch.export.ExportedProgram | str | os.PathLike):
@@ -163,7 +168,7 @@ def _refusal(model: Any) -> str:
     )
 
 
-def _adapt_module(model: nn.Module, X: Any, layout: Mapping[str, Any] | None) -> Adapted:
+def _adapt_module(model: nn.Module, X: TableLike, layout: Mapping[str, Any] | None) -> Adapted:
     """A torch module, with its inputs side by side in one matrix where there are several."""
     module = Members(model) if type(unwrap(model)).__module__.partition(".")[0] == "tabm" else model
     if layout is not None and "inputs" in layout:
@@ -329,7 +334,7 @@ class Packing:
         whole = [part for part in self.inputs if part.dtype.startswith(("int", "uint"))]
         return tuple(int(column) for part in whole for column in self.columns[part.name].ravel())
 
-    def pack(self, X: Any) -> Any:
+    def pack(self, X: TableLike) -> Any:
         """Rows of all inputs as a matrix; a loader as one of such matrices."""
         if isinstance(X, Tensor | np.ndarray) or hasattr(X, "columns"):
             raise TypeError(f"X is one table, but the model takes the inputs {list(self.columns)}.")
@@ -345,7 +350,7 @@ class Packing:
                 return False
         return True
 
-    def matrix(self, X: Any) -> Tensor:
+    def matrix(self, X: TableLike) -> Tensor:
         """Rows of all inputs side by side; labels after them are left aside."""
         parts = X if isinstance(X, Mapping) else dict(zip(self.columns, X, strict=False))
         columns = []
@@ -485,7 +490,7 @@ def _packed(module: nn.Module, packing: Packing, rows: Tensor | None = None) -> 
     )
 
 
-def _first_batch(module: nn.Module, X: Any) -> Any:
+def _first_batch(module: nn.Module, X: TableLike) -> Any:
     """The rows themselves, or those of a loader's first batch without labels."""
     if isinstance(X, torch.utils.data.DataLoader):
         with torch.random.fork_rng(devices=[]):  # looking must not move the caller's random numbers

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nobsp._typing import ModelLike, TableLike
 from nobsp.models.forests import (
     read_histogram_boosting,
     read_lightgbm,
@@ -60,7 +61,7 @@ class Trees:
     forest: Forest | None = None  # the same trees as arrays, where all of them could be read
 
 
-def read_trees(model: Any) -> Trees | None:
+def read_trees(model: ModelLike) -> Trees | None:
     """A model of XGBoost, LightGBM, CatBoost, scikit-learn or interpret as blocks of trees; None for any other."""
     read = _reader_of(model)
     trees = None if read is None else read(model)
@@ -79,7 +80,7 @@ def read_trees(model: Any) -> Trees | None:
     return replace(trees, link=trees.link or link, classes=tuple(classes))
 
 
-def _reader_of(model: Any) -> Callable[[Any], Trees | None] | None:
+def _reader_of(model: ModelLike) -> Callable[[Any], Trees | None] | None:
     """What reads the trees of a model, by its library and class."""
     library = type(model).__module__.partition(".")[0]
     kind = type(model).__name__
@@ -100,7 +101,7 @@ def _reader_of(model: Any) -> Callable[[Any], Trees | None] | None:
     return None
 
 
-def _quantile_names(model: Any, outputs: int) -> tuple[str, ...] | None:
+def _quantile_names(model: ModelLike, outputs: int) -> tuple[str, ...] | None:
     """Names of several quantiles, where a model was trained for these."""
     options = model.get_params() if hasattr(model, "get_params") else {}
     levels: Any = options.get("quantile_alpha")
@@ -208,7 +209,7 @@ def _in_ranges(
     """
     ranges = list(pairwise(_ends(rounds)))
 
-    def margins(X: Any, parts: Iterable[tuple[int, int]]) -> list[Array]:
+    def margins(X: TableLike, parts: Iterable[tuple[int, int]]) -> list[Array]:
         prepared = prepare(X)
         answers = (margin(prepared, first, last) for first, last in parts)
         return [np.asarray(answer, dtype=np.float64).reshape(len(X), -1) for answer in answers]
@@ -220,7 +221,7 @@ def _in_ranges(
 
     base = added[0]
 
-    def function(X: Any) -> Array:
+    def function(X: TableLike) -> Array:
         return np.column_stack([part - base for part in margins(X, ranges)])
 
     weight = np.tile(np.eye(len(base)), (1, len(ranges)))
@@ -231,7 +232,7 @@ def _in_stages(staged: Callable[[Any], Iterable[Any]], outputs: int, rounds: int
     """Groups as differences between stages of boosting, the first with the model's base."""
     ends = _ends(rounds)[1:]
 
-    def function(X: Any) -> Array:
+    def function(X: TableLike) -> Array:
         stages = []
         for number, stage in enumerate(staged(X), 1):
             if number in ends:
@@ -256,7 +257,7 @@ _XGBOOST_LINKS = {
 }
 
 
-def _xgboost(model: Any) -> Trees | None:
+def _xgboost(model: ModelLike) -> Trees | None:
     """A booster of XGBoost, or an estimator around one."""
     import xgboost as xgb
 
@@ -270,7 +271,7 @@ def _xgboost(model: Any) -> Trees | None:
     names = booster.feature_names
     types = booster.feature_types
 
-    def prepare(X: Any) -> Any:
+    def prepare(X: TableLike) -> Any:
         if not isinstance(X, np.ndarray):
             return xgb.DMatrix(X, enable_categorical=True)
         if not splits.codes:
@@ -361,7 +362,7 @@ _LIGHTGBM_LINKS = {
 }
 
 
-def _lightgbm(model: Any) -> Trees | None:
+def _lightgbm(model: ModelLike) -> Trees | None:
     """A booster of LightGBM, or an estimator around one."""
     import lightgbm as lgb
 
@@ -371,7 +372,7 @@ def _lightgbm(model: Any) -> Trees | None:
     splits = _lightgbm_splits(dump)
     levels = booster.pandas_categorical or ()
 
-    def margin(X: Any, first: int, last: int) -> Any:
+    def margin(X: TableLike, first: int, last: int) -> Any:
         return booster.predict(
             X,
             start_iteration=first,
@@ -448,7 +449,7 @@ def _lightgbm_probe(booster: Any, dump: Mapping[str, Any], splits: _Splits) -> A
     return frame
 
 
-def _codes_of_levels(X: Any, known: Sequence[Sequence[Any]]) -> Any:
+def _codes_of_levels(X: TableLike, known: Sequence[Sequence[Any]]) -> Any:
     """A frame as the matrix that LightGBM makes of it at every call: codes of the levels it was trained on."""
     if not known or isinstance(X, np.ndarray):
         return X
@@ -475,7 +476,7 @@ def _codes_of_levels(X: Any, known: Sequence[Sequence[Any]]) -> Any:
     return matrix
 
 
-def _catboost(model: Any) -> Trees | None:
+def _catboost(model: ModelLike) -> Trees | None:
     """A model of CatBoost."""
     codes = tuple(int(k) for k in model.get_cat_feature_indices())
     names = tuple(str(name) for name in model.feature_names_)
@@ -487,7 +488,7 @@ def _catboost(model: Any) -> Trees | None:
         probe = probe.astype(object)
         probe[:, list(codes)] = "0"
 
-    def prepare(X: Any) -> Any:
+    def prepare(X: TableLike) -> Any:
         from catboost import Pool
 
         return Pool(X, cat_features=list(codes)) if codes else X
@@ -531,7 +532,7 @@ def _sklearn_trees(trees: Sequence[Any]) -> tuple[dict[int, Array], bytes]:
     return steps, about
 
 
-def _forest(model: Any) -> Trees | None:
+def _forest(model: ModelLike) -> Trees | None:
     """A forest answers with the mean of its trees: numbers, or shares of the classes."""
     trees = [member.tree_ for member in getattr(model, "estimators_", [model])]
     if model.n_outputs_ > 1:
@@ -549,7 +550,7 @@ def _forest(model: Any) -> Trees | None:
             values = values[:, 1:]
         return np.asarray(values) / len(trees)
 
-    def function(X: Any) -> Array:
+    def function(X: TableLike) -> Array:
         rows = np.ascontiguousarray(X, dtype=np.float32)  # as a forest gives them to its trees
         return np.column_stack([sum(answer(tree, rows) for tree in group) for group in groups])
 
@@ -566,7 +567,7 @@ def _forest(model: Any) -> Trees | None:
     )
 
 
-def _boosting(model: Any) -> Trees:
+def _boosting(model: ModelLike) -> Trees:
     """Gradient boosting of scikit-learn."""
     rounds, n_outputs = model.estimators_.shape
     staged = model.staged_decision_function if hasattr(model, "classes_") else model.staged_predict
@@ -589,7 +590,7 @@ def _boosting(model: Any) -> Trees:
     )
 
 
-def _hist(model: Any) -> Trees:
+def _hist(model: ModelLike) -> Trees:
     """Histogram gradient boosting of scikit-learn."""
     stages = model._predictors
     nodes = np.concatenate([predictor.nodes for stage in stages for predictor in stage])
@@ -601,7 +602,7 @@ def _hist(model: Any) -> Trees:
     is_classifier = hasattr(model, "classes_")
     has_log_link = not is_classifier and model.loss in ("poisson", "gamma")
 
-    def staged(X: Any) -> Iterable[Any]:
+    def staged(X: TableLike) -> Iterable[Any]:
         if is_classifier:
             margins: Iterable[Any] = model.staged_decision_function(X)
             return margins
@@ -630,7 +631,7 @@ def _hist(model: Any) -> Trees:
 _INTERPRET_LINKS = {"log": "exp", "identity": "identity"}
 
 
-def _interpret(model: Any) -> Trees | None:
+def _interpret(model: ModelLike) -> Trees | None:
     """An explainable boosting machine: its own terms are the representation."""
     if not hasattr(model, "eval_terms"):
         return None
@@ -647,7 +648,7 @@ def _interpret(model: Any) -> Trees | None:
         elif cuts:
             steps[k] = both_sides(np.concatenate(cuts), single=False, below=True)
 
-    def terms(X: Any) -> Array:
+    def terms(X: TableLike) -> Array:
         contributions = np.asarray(model.eval_terms(X), dtype=np.float64)
         return contributions.reshape(len(contributions), -1)
 
@@ -665,7 +666,7 @@ def _interpret(model: Any) -> Trees | None:
     )
 
 
-def _names(model: Any) -> tuple[str, ...] | None:
+def _names(model: ModelLike) -> tuple[str, ...] | None:
     """Names of the columns that a model was fitted on, where it was a frame."""
     names = getattr(model, "feature_names_in_", None)
     return tuple(names) if isinstance(names, np.ndarray) else None

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp import notebook
+from nobsp._typing import AnyArray, ArrayLike, NativeFrame, TableLike
 from nobsp.arguments import require_number, require_whole_number
 from nobsp.frames import frame_like
 from nobsp.neighbors import confidence
@@ -73,8 +74,8 @@ class Audit:
     """
 
     rows: NDArray[np.int64]
-    predicted: NDArray[Any]
-    labels: NDArray[Any] | None
+    predicted: AnyArray
+    labels: AnyArray | None
     confidence: Array
     joint: Array
     joint_kind: Literal["cross-validated", "given", "fixed"]
@@ -84,14 +85,14 @@ class Audit:
     outliers: Flags
     mislabels: Flags | None
     label_score: Array | None
-    suggested: NDArray[Any]
+    suggested: AnyArray
     signals: dict[str, Array]
     joint_model: Any
     auroc: dict[str, float]
     by_contributions: Neighbors
     by_activations: Neighbors
     reasons: tuple[str, ...] = ()
-    outputs: NDArray[Any] | None = None
+    outputs: AnyArray | None = None
     expected_error: Array | None = None
 
     def __len__(self) -> int:
@@ -150,7 +151,7 @@ class Audit:
             for label in np.unique(about)
         }
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> NativeFrame:
         """One line per row, the most suspicious first: a pandas frame, or a polars one where pandas is missing.
 
         `row` has the positions, and a pandas frame has them as its index, so that `frame.sort_index()` restores the
@@ -309,11 +310,11 @@ class Audit:
 
 def audit(
     index: ContributionIndex,
-    X: Any = None,
-    labels: Any = None,
+    X: TableLike = None,
+    labels: ArrayLike = None,
     *,
     k: int = 8,
-    exclude: Any = None,
+    exclude: ArrayLike = None,
     joint: Any = None,
     budget: int | None = None,
     precision: float = 0.8,

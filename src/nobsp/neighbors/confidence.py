@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp._typing import AnyArray, ModelLike
 from nobsp.arguments import require_parts
 from nobsp.neighbors.crossfit import Heads, fit_heads
 from nobsp.neighbors.doubt import doubt_labels, doubt_values
@@ -47,15 +48,15 @@ class Judgement:
         expected_error: How far predicted values are off, on average; None for classes.
     """
 
-    predicted: NDArray[Any]
-    suggested: NDArray[Any]
+    predicted: AnyArray
+    suggested: AnyArray
     confidence: Array
     agreed: Array
     signals: dict[str, Array]
-    labels: NDArray[Any] | None = None
+    labels: AnyArray | None = None
     label_score: Array | None = None
     right: Flags | None = None
-    outputs: NDArray[Any] | None = None
+    outputs: AnyArray | None = None
     expected_error: Array | None = None
 
 
@@ -123,8 +124,8 @@ def judge_classes(
     opinions = _join_opinions(parts)
 
     if outcomes.several:
-        predicted: NDArray[Any] = (logits > 0).flatten().numpy()
-        suggested: NDArray[Any] = (opinions.evidence.argmax(1) > 0).numpy()
+        predicted: AnyArray = (logits > 0).flatten().numpy()
+        suggested: AnyArray = (opinions.evidence.argmax(1) > 0).numpy()
         outputs = np.tile(np.asarray(outcomes.classes), len(rows))
     else:
         predicted = outcomes.decode(rows.predicted)
@@ -335,7 +336,7 @@ class JointConfidence:
 
     chance: Array
     kind: JointKind
-    model: Any  # None for the fixed rule
+    model: ModelLike  # None for the fixed rule
 
 
 def joint_confidence(

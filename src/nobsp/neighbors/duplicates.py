@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from nobsp._typing import NativeFrame
 from nobsp.frames import frame_like
 from nobsp.neighbors.search import pieces, spaced
 
@@ -57,7 +58,7 @@ class Duplicates:
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> NativeFrame:
         """One line per pair, as a pandas frame, or a polars one where pandas is missing."""
         columns: dict[str, Any] = {
             "first": self.pairs[:, 0],

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nobsp._typing import AnyArray, ArrayLike, TableLike
 from nobsp.arguments import array_of, number_outputs, quote
 from nobsp.network.evidence import (
     EvidenceBatch,
@@ -119,7 +119,7 @@ class Outcomes:
     outputs: int
     output: int  # which of them a regression is about
     sigmoid: bool  # whether every class has a probability of its own
-    classes: NDArray[Any] | None  # label of every class; None for a regression
+    classes: AnyArray | None  # label of every class; None for a regression
     several: bool = False  # whether a row may have several classes: labels are 0 and 1 for each, (rows, classes)
 
     @property
@@ -157,7 +157,7 @@ class Outcomes:
         """Logarithms of the classes' probabilities; they sum to one unless each class has a sigmoid of its own."""
         return torch.nn.functional.logsigmoid(logits) if self.sigmoid else logits.log_softmax(1)
 
-    def encode(self, labels: Any, count: int, *, argument: str = "labels") -> Tensor:
+    def encode(self, labels: ArrayLike, count: int, *, argument: str = "labels") -> Tensor:
         """Labels as class numbers, or as values for a regression."""
         columns = self.count if self.several else 1
         values = label_array(labels, count, argument=argument, columns=columns)
@@ -187,7 +187,7 @@ class Outcomes:
 
         return torch.from_numpy(codes.astype(np.int64))
 
-    def decode(self, codes: Tensor) -> NDArray[Any]:
+    def decode(self, codes: Tensor) -> AnyArray:
         """Class numbers as the caller writes classes; values, and 0 and 1 for each class, as they are."""
         if self.classes is None or codes.ndim == 2:
             return codes.numpy().copy()
@@ -196,7 +196,7 @@ class Outcomes:
 
 def find_outcomes(
     source: EvidenceSource,
-    labels: NDArray[Any] | None,
+    labels: AnyArray | None,
     *,
     task: Task | Literal["auto"],
     output: Any,
@@ -227,7 +227,7 @@ def find_outcomes(
     )
 
 
-def _gives_classes(source: EvidenceSource, labels: NDArray[Any] | None, classes: Any) -> bool:
+def _gives_classes(source: EvidenceSource, labels: AnyArray | None, classes: Any) -> bool:
     """Whether a model is taken for a classifier."""
     if source.outputs > 1 or source.link in ("sigmoid", "softmax", "log_softmax"):
         return True
@@ -246,7 +246,7 @@ def _values_of(source: EvidenceSource, output: Any) -> Outcomes:
     return Outcomes("regression", source.outputs, chosen, False, None)
 
 
-def _require_one_column_each(labels: NDArray[Any], source: EvidenceSource) -> None:
+def _require_one_column_each(labels: AnyArray, source: EvidenceSource) -> None:
     """An error where 0 and 1 in columns are not those of a model whose rows may have several classes."""
     if labels.shape[1] != source.outputs:
         raise ValueError(
@@ -258,7 +258,7 @@ def _require_one_column_each(labels: NDArray[Any], source: EvidenceSource) -> No
         )
 
 
-def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) -> NDArray[Any]:
+def _classes(source: EvidenceSource, classes: Any, labels: AnyArray | None) -> AnyArray:
     """The label of every class: those that the caller says, those of the model, numbers, or names of outputs."""
     count = max(2, source.outputs)
     if classes is not None:
@@ -286,7 +286,7 @@ def _classes(source: EvidenceSource, classes: Any, labels: NDArray[Any] | None) 
     return np.asarray(source.output_names)
 
 
-def _are_output_names(labels: NDArray[Any], source: EvidenceSource) -> bool:
+def _are_output_names(labels: AnyArray, source: EvidenceSource) -> bool:
     """Whether labels are names that the caller gave the outputs, whatever the model calls its classes."""
     if labels.ndim != 1 or labels.dtype.kind not in "US" or source.outputs < 2:
         return False
@@ -294,8 +294,8 @@ def _are_output_names(labels: NDArray[Any], source: EvidenceSource) -> bool:
 
 
 def label_array(
-    labels: Any, count: int, *, argument: str = "labels", columns: int | None = 1
-) -> NDArray[Any]:
+    labels: ArrayLike, count: int, *, argument: str = "labels", columns: int | None = 1
+) -> AnyArray:
     """Labels of any kind as a plain array: one per row, or 0 and 1 in so many columns, None for either."""
     try:
         array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
@@ -321,7 +321,7 @@ def label_array(
     return array
 
 
-def _require_label_shape(array: NDArray[Any], columns: int | None, argument: str) -> None:
+def _require_label_shape(array: AnyArray, columns: int | None, argument: str) -> None:
     """An error where labels are neither one per row nor 0 and 1 in as many columns as are expected."""
     is_one_per_row = array.ndim == 1 and columns in (None, 1)
     is_one_per_class = array.ndim == 2 and columns in (None, array.shape[1])
@@ -333,7 +333,7 @@ def _require_label_shape(array: NDArray[Any], columns: int | None, argument: str
     raise ValueError(f"{argument} has shape {array.shape}; pass {wanted}.")
 
 
-def remember_labels(batches: Any, collected: list[NDArray[Any] | None]) -> Iterator[Any]:
+def remember_labels(batches: Any, collected: list[AnyArray | None]) -> Iterator[Any]:
     """Batches passed on as they are; their labels, None where there are none, are put into `collected`."""
     for number, batch in enumerate(batches):
         labels = None
@@ -352,7 +352,7 @@ def remember_labels(batches: Any, collected: list[NDArray[Any] | None]) -> Itera
         yield batch
 
 
-def comes_in_batches(X: Any) -> bool:
+def comes_in_batches(X: TableLike) -> bool:
     """Whether rows come in batches, which may bring labels."""
     if hasattr(X, "shape") or isinstance(X, str | bytes | Mapping) or not hasattr(X, "__iter__"):
         return False
@@ -363,6 +363,6 @@ def comes_in_batches(X: Any) -> bool:
     return not (hasattr(X, "__getitem__") and hasattr(X, "__len__"))
 
 
-def _show(values: NDArray[Any]) -> str:
+def _show(values: AnyArray) -> str:
     shown = ", ".join(repr(value.item()) for value in np.unique(values)[:6])
     return f"[{shown}{', ...' if len(np.unique(values)) > 6 else ''}]"

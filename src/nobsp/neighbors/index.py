@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
+from nobsp._typing import AnyArray, ArrayLike, TableLike
 from nobsp.arguments import array_of, quote, require_choice, require_number, require_whole_number
 from nobsp.calibration.local import parse_bytes
 from nobsp.neighbors.backends import Milvus, Usearch, indexed_spaces, load, make_backend, save
@@ -133,7 +134,9 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self.memory_limit = memory_limit
 
     @keeps_torch_modes
-    def fit(self, X: Any, y: Any = None, *, labels: Any = None, progress: bool = False) -> Self:
+    def fit(
+        self, X: TableLike, y: ArrayLike = None, *, labels: ArrayLike = None, progress: bool = False
+    ) -> Self:
         """Makes a database of rows; a former one is replaced. They also fix the units in which vectors are measured.
 
         Args:
@@ -190,14 +193,16 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         )
         return self
 
-    def _find_outcomes(self, source: EvidenceSource, labels: NDArray[Any] | None) -> Outcomes:
+    def _find_outcomes(self, source: EvidenceSource, labels: AnyArray | None) -> Outcomes:
         """Classes or a value, by the options and, where these leave it open, by the labels."""
         return find_outcomes(
             source, labels, task=self.task, output=self.output, classes=self.classes
         )
 
     @keeps_torch_modes
-    def add(self, X: Any, y: Any = None, *, labels: Any = None, progress: bool = False) -> Self:
+    def add(
+        self, X: TableLike, y: ArrayLike = None, *, labels: ArrayLike = None, progress: bool = False
+    ) -> Self:
         """Adds rows behind those that are there; the units in which vectors are measured stay those of `fit`.
 
         Args:
@@ -237,7 +242,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     @keeps_torch_modes
     def query(
-        self, X: Any = None, k: int = 8, *, exclude: Any = None, progress: bool = False
+        self, X: TableLike = None, k: int = 8, *, exclude: ArrayLike = None, progress: bool = False
     ) -> Neighbors:
         """The k rows of the database nearest to each row of `X`, nearest first, equal distances by position.
 
@@ -252,13 +257,15 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return self._query_rows(rows, k, leave)
 
     def kneighbors(
-        self, X: Any = None, n_neighbors: int = 8, return_distance: bool = True
+        self, X: TableLike = None, n_neighbors: int = 8, return_distance: bool = True
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]] | NDArray[np.int64]:
         """The same as `query`, as scikit-learn returns it: distances and positions, or positions alone."""
         hits = self.query(X, n_neighbors)
         return (hits.distances, hits.indices) if return_distance else hits.indices
 
-    def _asked(self, X: Any, exclude: Any, *, progress: bool) -> tuple[Rows, Tensor | None]:
+    def _asked(
+        self, X: TableLike, exclude: ArrayLike, *, progress: bool
+    ) -> tuple[Rows, Tensor | None]:
         """Rows that are asked about, and what they leave out; those of the database, each without itself, for None."""
         if X is None:
             rows = self._fitted.backend.take(torch.arange(len(self)))
@@ -310,14 +317,14 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             residuals=residuals,
         )
 
-    def _read(self, X: Any, *, progress: bool = False) -> Rows:
+    def _read(self, X: TableLike, *, progress: bool = False) -> Rows:
         """What the model shows of rows: several queries about the same rows then need one forward pass."""
         fitted = self._fitted
         wanted = self._fitted.wanted
         batches = fitted.source.read(X, wanted=wanted, progress=progress)
         return join_rows([fitted.outcomes.rows(batch, wanted=wanted) for batch in batches])
 
-    def _read_images(self, X: Any) -> tuple[Rows, Tensor | None]:
+    def _read_images(self, X: TableLike) -> tuple[Rows, Tensor | None]:
         """What the model shows of rows, and their thumbnails where all are images."""
         wanted = self._fitted.wanted
         parts = []
@@ -399,7 +406,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             parts.append(torch.where(is_right, rows.predicted, -1))
         return torch.cat(parts)
 
-    def duplicates(self, threshold: float = 0.1, *, k: int = 8, X: Any = None) -> Duplicates:
+    def duplicates(self, threshold: float = 0.1, *, k: int = 8, X: TableLike = None) -> Duplicates:
         """Rows that are nearly the same: to the network, or as images.
 
         Rows are the same to the network where they are nearer than a threshold in activation space. Images are also
@@ -472,7 +479,12 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return np.array(flags, dtype=bool)
 
     def influence(
-        self, X: Any, *, target: Any = None, k: int | None = None, sample_weight: Any = None
+        self,
+        X: TableLike,
+        *,
+        target: Any = None,
+        k: int | None = None,
+        sample_weight: ArrayLike = None,
     ) -> Influence:
         """How much a class's logit of other rows would change, had each row of the database not been trained on.
 
@@ -505,7 +517,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return leave_out(self._fitted, self._read(X), target, k, sample_weight)
 
     def representer_shares(
-        self, X: Any, *, target: Any = None, k: int | None = None
+        self, X: TableLike, *, target: Any = None, k: int | None = None
     ) -> RepresenterShares:
         """A class's logit of other rows shared out among the rows of the database, adding up to it.
 
@@ -604,19 +616,19 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self,
         source: EvidenceSource,
         outcomes: Outcomes,
-        X: Any,
-        labels: NDArray[Any] | None,
+        X: TableLike,
+        labels: AnyArray | None,
         *,
         wanted: Wanted,
         progress: bool,
         thumbnails: list[Tensor | None],
         held: int = 0,
-    ) -> tuple[Rows, NDArray[Any] | None]:
+    ) -> tuple[Rows, AnyArray | None]:
         """Rows to be kept and their labels, those given or those that come with the batches.
 
         Thumbnails of each batch are put into `thumbnails`.
         """
-        batch_labels: list[NDArray[Any] | None] = []
+        batch_labels: list[AnyArray | None] = []
         batches = remember_labels(X, batch_labels) if labels is None and comes_in_batches(X) else X
         limit = parse_bytes(self.memory_limit, argument="memory_limit")
         parts = []
@@ -653,7 +665,7 @@ def _evidence_of(source: EvidenceSource, outcomes: Outcomes, rows: Rows) -> Evid
     return Evidence(outcomes.per_class(source.coefficients).T.contiguous(), mean)
 
 
-def _labels(X: Any, y: Any, labels: Any) -> NDArray[Any] | None:
+def _labels(X: TableLike, y: ArrayLike, labels: ArrayLike) -> AnyArray | None:
     """Labels by either of their names, as many as rows, where these can be counted before they are read."""
     if y is not None and labels is not None:
         raise ValueError("y and labels are two names for the same; pass one of them.")
@@ -692,7 +704,7 @@ def _backend_options(backend: Any) -> Usearch | Milvus | None:
     return known[backend]
 
 
-def _positions_to_leave(exclude: Any, queries: int, rows: int) -> Tensor | None:
+def _positions_to_leave(exclude: ArrayLike, queries: int, rows: int) -> Tensor | None:
     """Rows of the database that each query leaves out, shape (queries, any); −1 for none."""
     if exclude is None:
         return None

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp._typing import AnyArray, ArrayLike
 from nobsp.arguments import array_of
 from nobsp.neighbors.curvature import (
     HeadProblem,
@@ -65,7 +66,7 @@ class Influence(RankedRows):
 
 
 def leave_out(
-    fitted: Fitted, queries: Rows, target: Any, k: int | None, sample_weight: Any = None
+    fitted: Fitted, queries: Rows, target: Any, k: int | None, sample_weight: ArrayLike = None
 ) -> Influence:
     """Changes of logits by one Newton step on the loss without each row, and by more where that one goes far.
 
@@ -135,7 +136,7 @@ def _require_trained(gradient: float, *, at_most: float) -> None:
     )
 
 
-def _problem_of(fitted: Fitted, rows: Rows, sample_weight: Any) -> HeadProblem:
+def _problem_of(fitted: Fitted, rows: Rows, sample_weight: ArrayLike) -> HeadProblem:
     """What the head was trained on, as far as its weights tell."""
     assert fitted.source.head is not None
     outcomes = fitted.outcomes
@@ -165,7 +166,7 @@ def _problem_of(fitted: Fitted, rows: Rows, sample_weight: Any) -> HeadProblem:
     )
 
 
-def _read_weights(sample_weight: Any, n_rows: int) -> Tensor:
+def _read_weights(sample_weight: ArrayLike, n_rows: int) -> Tensor:
     """One weight per row of the database; ones where none are given."""
     if sample_weight is None:
         return torch.ones(n_rows, dtype=torch.float64)
@@ -208,19 +209,19 @@ def target_codes(outcomes: Outcomes, queries: Rows, target: Any) -> Tensor:
 
 def labels_at(
     outcomes: Outcomes, rows: Rows, indices: NDArray[np.int64], codes: Tensor
-) -> NDArray[Any]:
+) -> AnyArray:
     """Labels of rows of the database; where there may be several classes, whether they are of the class asked for."""
     labels = outcomes.decode(rows.truth)
     if not outcomes.several:
-        chosen: NDArray[Any] = labels[indices]
+        chosen: AnyArray = labels[indices]
         return chosen
     is_of_class: NDArray[np.bool_] = labels[indices, codes[:, None].numpy()] > 0
     return is_of_class
 
 
-def name_targets(outcomes: Outcomes, codes: Tensor, logits: Tensor) -> NDArray[Any]:
+def name_targets(outcomes: Outcomes, codes: Tensor, logits: Tensor) -> AnyArray:
     """The classes asked for as labels are written; values of a regression."""
     if outcomes.classes is None:
         return logits.numpy()
-    names: NDArray[Any] = outcomes.classes[codes.numpy()]
+    names: AnyArray = outcomes.classes[codes.numpy()]
     return names

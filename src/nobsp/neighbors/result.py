@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp._typing import AnyArray, ArrayLike, NativeFrame
 from nobsp.arguments import join_names, require_whole_number
 from nobsp.frames import frame_like
 from nobsp.neighbors.evidence import label_array
@@ -80,12 +81,12 @@ class Neighbors(Answers):
     """
 
     distances: Array
-    labels: NDArray[Any] | None
-    predicted: NDArray[Any]
+    labels: AnyArray | None
+    predicted: AnyArray
     confidence: Array
     space: str
     target: str
-    classes: NDArray[Any] | None
+    classes: AnyArray | None
     residuals: Array | None = None
 
     @property
@@ -112,7 +113,7 @@ class Neighbors(Answers):
         """Share of a query's neighbours whose label is the class *predicted* for the query, shape (queries,)."""
         return self.purity_towards(self.predicted)
 
-    def purity_towards(self, labels: Any) -> Array:
+    def purity_towards(self, labels: ArrayLike) -> Array:
         """Share of a query's neighbours that have the label given for the query, e.g. its true one."""
         if self.classes is None:
             raise ValueError(
@@ -152,7 +153,7 @@ class Neighbors(Answers):
             nearest[name] = None if columns is None else columns[:, :k]
         return replace(self, **nearest)
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> NativeFrame:
         """One line per query and neighbour, as a pandas frame, or a polars one where pandas is missing."""
         count, k = self.indices.shape
         columns: dict[str, Any] = {
@@ -196,7 +197,7 @@ class Prototypes:
     """
 
     indices: NDArray[np.int64]
-    labels: NDArray[Any]
+    labels: AnyArray
     shares: Array
     similarity: Array
     criticisms: NDArray[np.int64]
@@ -213,7 +214,7 @@ class Prototypes:
             )
         return prototypes
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> NativeFrame:
         """One line per prototype, as a pandas frame, or a polars one where pandas is missing."""
         columns = {
             "label": self.labels,
@@ -232,10 +233,10 @@ class RankedRows(Answers):
     """Numbers for rows of a database about each query: the larger, the more they matter, for it or against it."""
 
     values: Array
-    labels: NDArray[Any]
+    labels: AnyArray
     size: Array
     logits: Array
-    target: NDArray[Any]
+    target: AnyArray
 
     @property
     def shares(self) -> Array:
@@ -246,7 +247,7 @@ class RankedRows(Answers):
         """The rows that matter most, for or against, largest first, shape (queries, k)."""
         return np.take_along_axis(self.indices, self._largest(k), 1)
 
-    def to_frame(self, k: int = 8) -> Any:
+    def to_frame(self, k: int = 8) -> NativeFrame:
         """One line per query and row, the k that matter most, as a pandas frame, or a polars one."""
         columns = self._largest(k)
         query = np.repeat(np.arange(len(self)), columns.shape[1])

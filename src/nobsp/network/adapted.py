@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from nobsp._typing import TableLike
 from nobsp.arguments import join_names
 from nobsp.network.batches import Encode, is_frame
 from nobsp.network.forest import Forest
@@ -49,7 +50,7 @@ class Adapted:
     # makes the same of the model without the rows; plain enough for a file
     layout: dict[str, Any] | None = None
 
-    def groups(self, X: Any) -> dict[str, list[int]]:
+    def groups(self, X: TableLike) -> dict[str, list[int]]:
         """Which encoded columns each of the caller's goes into: those that change when it is shuffled in the rows."""
         frame = _frame_or_array(X)
         known_names = self.feature_names if frame is X else frame.columns
@@ -118,13 +119,13 @@ def encoder_of(steps: Sequence[Any]) -> Encode:
 def _encode_with(steps: Sequence[Any]) -> Encode:
     names = getattr(steps[0], "feature_names_in_", None)
 
-    def transform(X: Any) -> Matrix:
+    def transform(X: TableLike) -> Matrix:
         for step in steps:
             X = step.transform(X)
         dense = X.toarray() if hasattr(X, "toarray") else X
         return np.asarray(dense, dtype=np.float64)
 
-    def encode(X: Any) -> Matrix:
+    def encode(X: TableLike) -> Matrix:
         if names is not None and isinstance(X, np.ndarray):
             return transform(framed(X, names))
         if names is None and is_frame(X):
@@ -161,7 +162,7 @@ def framed(X: Matrix, names: Sequence[str]) -> Any:
     return pd.DataFrame(X, columns=list(names)).infer_objects()
 
 
-def grouping_rows(X: Any) -> Any:
+def grouping_rows(X: TableLike) -> Any:
     """Some thousands of rows that tell which columns a preprocessing makes of which, with levels of columns of few."""
     frame = _frame_or_array(X)
     if len(X) <= GROUPING_ROWS:
@@ -182,7 +183,7 @@ def join_grouping_rows(first: Any, second: Any) -> Any:
     return grouping_rows(nw.concat(frames).to_native())
 
 
-def _frame_or_array(X: Any) -> Any:
+def _frame_or_array(X: TableLike) -> Any:
     """A frame as narwhals sees it, or the array itself."""
     frame = nw.from_native(X, eager_only=True, pass_through=True)
     is_matrix = isinstance(X, np.ndarray) and X.ndim == 2

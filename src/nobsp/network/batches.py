@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from nobsp._typing import TableLike
 from nobsp.arguments import join_names, refuse_overflow, refuse_unreadable, require_whole_number
 from nobsp.frames import match_columns
 from nobsp.numerics import as_numpy
@@ -44,7 +45,7 @@ class Source:
 
 
 def batches_of(
-    X: Any,
+    X: TableLike,
     *,
     batch_size: int,
     encode: Encode | None = None,
@@ -98,7 +99,7 @@ def batches_of(
     )
 
 
-def _is_nested_list(X: Any) -> bool:
+def _is_nested_list(X: TableLike) -> bool:
     """Whether this is a list of lists of numbers: a matrix, not a list of batches."""
     if not isinstance(X, list | tuple) or not X:
         return False
@@ -106,7 +107,7 @@ def _is_nested_list(X: Any) -> bool:
     return isinstance(first, list | tuple) and bool(first) and all(map(np.isscalar, first))
 
 
-def _refuse_other_tables(X: Any, argument: str) -> None:
+def _refuse_other_tables(X: TableLike, argument: str) -> None:
     """An error for tables that cannot be read as they are, with how to make them readable."""
     kind = type(X).__name__
     if type(X).__module__.partition(".")[0] == "ray":
@@ -133,7 +134,7 @@ def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
     return tuple(bad[0].tolist()) if len(bad) else None
 
 
-def open_stream(X: Any, argument: str) -> tuple[Any, Callable[[], Iterator[Any]], bool]:
+def open_stream(X: TableLike, argument: str) -> tuple[Any, Callable[[], Iterator[Any]], bool]:
     """The first batch of an iterable, what reads all with that one, and whether it can do so more than once."""
     if isinstance(X, Dataset) and not isinstance(X, IterableDataset):
         raise TypeError(
@@ -163,7 +164,7 @@ def open_stream(X: Any, argument: str) -> tuple[Any, Callable[[], Iterator[Any]]
     return first, read, opened is not X
 
 
-def count_ahead(X: Any) -> int | None:
+def count_ahead(X: TableLike) -> int | None:
     """How many rows an iterable will give, where that is certain."""
     if isinstance(X, DataLoader):
         certain = X.collate_fn is default_collate and not isinstance(X.dataset, IterableDataset)
@@ -202,7 +203,7 @@ class _Reader:
     argument: str
     strict: bool
 
-    def table_of(self, X: Any, argument: str, columns: Sequence[str] | None) -> _Table | None:
+    def table_of(self, X: TableLike, argument: str, columns: Sequence[str] | None) -> _Table | None:
         """`X` as a table, or None if it is not one."""
         refuse_unreadable(X, name=argument)
         numeric = self.encode is None
@@ -295,14 +296,14 @@ class _Opened:
     reiterable: bool
 
     @classmethod
-    def table(cls, X: Any, table: _Table, argument: str) -> _Opened:
+    def table(cls, X: TableLike, table: _Table, argument: str) -> _Opened:
         """A whole table, which is one batch."""
         if table.rows == 0:
             raise NoRowsError(f"{argument} has no rows.")
         return cls(table, partial(iter, [X]), table.rows, reiterable=True)
 
     @classmethod
-    def stream(cls, X: Any, reader: _Reader, columns: Sequence[str] | None) -> _Opened:
+    def stream(cls, X: TableLike, reader: _Reader, columns: Sequence[str] | None) -> _Opened:
         """An iterable of batches."""
         _refuse_other_tables(X, reader.argument)
         batch, batches, reiterable = open_stream(X, reader.argument)
@@ -338,7 +339,7 @@ def _require_matrix(
         )
 
 
-def is_frame(X: Any) -> bool:
+def is_frame(X: TableLike) -> bool:
     """Whether `X` is a pandas, polars or other eager frame."""
     return isinstance(nw.from_native(X, eager_only=True, pass_through=True), nw.DataFrame)
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp._typing import AnyArray, TableLike
 from nobsp.network.batches import batches_of
 from nobsp.network.progress import with_progress
 
@@ -50,7 +51,7 @@ class EvidenceSource:
     coefficients: Tensor | None = None
     mean: Tensor | None = None  # z̄, shape (width,); None for the mean of whatever rows are read
     # labels of the classes as the model itself knows them, if it does
-    classes: NDArray[Any] | None = None
+    classes: AnyArray | None = None
 
     @property
     def outputs(self) -> int:
@@ -69,7 +70,7 @@ class EvidenceSource:
 
 
 def read_activations(
-    X: Any, weight: Tensor, bias: Tensor, *, progress: bool, **_: Any
+    X: TableLike, weight: Tensor, bias: Tensor, *, progress: bool, **_: Any
 ) -> Iterator[EvidenceBatch]:
     """Activations as they are given, and their logits; evidence follows from them, whatever is wanted."""
     source = batches_of(X, batch_size=_AT_ONCE)

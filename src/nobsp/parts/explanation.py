@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nobsp._typing import ArrayLike, FloatArray
+from nobsp._typing import ArrayLike, FloatArray, NativeFrame
 from nobsp.arguments import (
     count,
     number_outputs,
@@ -321,7 +321,7 @@ class Ablation:
         """Its plot: `parts()`."""
         return Plots(self, ("parts",))
 
-    def to_frame(self, output: int | str = 0) -> Any:
+    def to_frame(self, output: int | str = 0) -> NativeFrame:
         """Per part the mean absolute direct contribution, effect and indirect effect, the largest effect first.
 
         Args:

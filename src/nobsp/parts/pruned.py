@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from torch import nn
 
+from nobsp._typing import NativeFrame
 from nobsp.arguments import count, percent
 from nobsp.base import Finding, describe_findings
 from nobsp.frames import frame_like
@@ -92,7 +92,7 @@ class Pruned:
         )
         return (Finding("warning", "few_rows", worst.name, message),)
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> NativeFrame:
         """One line per layer: what went and what it cost, as a pandas frame, or else a polars one."""
         columns = {
             "layer": np.array([layer.name for layer in self.layers]),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from nobsp._typing import AnyArray, ArrayLike, AxesLike, ImagesLike
 from nobsp.arguments import (
     array_of,
     names_of,
@@ -37,17 +37,17 @@ WITHOUT_PLACE = 0.1
 
 def cam_grid(
     maps: ActivationMaps,
-    images: Any,
+    images: ImagesLike,
     *,
     kinds: Sequence[str] | str | None = None,
-    labels: Any = None,
-    mean: Any = None,
-    std: Any = None,
+    labels: ArrayLike = None,
+    mean: ArrayLike = None,
+    std: ArrayLike = None,
     share_scale: bool = True,
     opacity: float = 0.75,
     max_display: int = 6,
-    ax: Any = None,
-) -> NDArray[Any]:
+    ax: AxesLike = None,
+) -> AnyArray:
     """Draws each image beside its maps, with the class they are about and the model's confidence in it.
 
     Red is evidence for the class, blue evidence against it, on the image in grey. Lines run where a map reaches half of
@@ -184,8 +184,13 @@ def _row_label(maps: ActivationMaps, image: int, true_name: str | None) -> str:
 
 
 def confusions(
-    found: Confusions, *, mean: Any = None, std: Any = None, max_display: int = 6, ax: Any = None
-) -> NDArray[Any]:
+    found: Confusions,
+    *,
+    mean: ArrayLike = None,
+    std: ArrayLike = None,
+    max_display: int = 6,
+    ax: AxesLike = None,
+) -> AnyArray:
     """Draws the first image of each confused pair of classes, with what speaks for the one and against the other.
 
     Args:
@@ -248,7 +253,7 @@ def _lay_over(ax: Axes, values: Array, kind: str, scale: float, opacity: float) 
                 ax.contour(part, levels=[level], colors=colour, linestyles=line, linewidths=width)
 
 
-def _names_of(labels: Any, maps: ActivationMaps) -> list[str]:
+def _names_of(labels: ArrayLike, maps: ActivationMaps) -> list[str]:
     """True classes by name."""
     if labels is None:
         return []
@@ -270,7 +275,12 @@ def _names_of(labels: Any, maps: ActivationMaps) -> list[str]:
 
 
 def signal(
-    maps: ActivationMaps, signals: Any, *, row: int = 0, channel: int = 0, ax: Any = None
+    maps: ActivationMaps,
+    signals: ImagesLike,
+    *,
+    row: int = 0,
+    channel: int = 0,
+    ax: AxesLike = None,
 ) -> Axes:
     """Draws a signal as a line that is red where it speaks for the class and blue where it speaks against it.
 
@@ -320,7 +330,9 @@ def signal(
     return axes
 
 
-def words(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0, ax: Any = None) -> Axes:
+def words(
+    maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0, ax: AxesLike = None
+) -> Axes:
     """Draws a text with each token tinted: red where it speaks for the class, blue where it speaks against it.
 
     Args:

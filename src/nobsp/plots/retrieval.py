@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from nobsp._typing import AnyArray, AxesLike, TableLike
 from nobsp.arguments import array_of, percent, quote, require_whole_number, suggest
 from nobsp.frames import frame_of
 from nobsp.numerics import as_numpy
@@ -53,18 +53,18 @@ class _Space:
 
 
 def retrieval_panel(
-    query: Any,
+    query: TableLike,
     hits_contributions: Any,
     hits_activations: Any = None,
     *,
-    database: Any,
+    database: TableLike,
     row: int = 0,
     label: Any = None,
     class_names: Sequence[str] | None = None,
     features: Sequence[str] | None = None,
     max_display: int = 4,
-    ax: Any = None,
-) -> NDArray[Any]:
+    ax: AxesLike = None,
+) -> AnyArray:
     """Draws a query, and beside it its neighbours in the space of contributions and in that of activations.
 
     A solid frame and a tick mark mean the class predicted for the query, a dashed frame and a cross another one. Of a
@@ -119,7 +119,7 @@ def retrieval_panel(
     return np.array([[first, *axes] for axes in panels], dtype=object)
 
 
-def _picture_panels(ax: Any, n_spaces: int, n_neighbours: int) -> tuple[Axes, NDArray[Any]]:
+def _picture_panels(ax: AxesLike, n_spaces: int, n_neighbours: int) -> tuple[Axes, AnyArray]:
     """The query's axes, and those of its neighbours, (spaces, neighbours)."""
     if ax is not None:
         first, *others = as_axes(ax, 1 + n_spaces * n_neighbours, "this retrieval")
@@ -137,7 +137,7 @@ def _picture_panels(ax: Any, n_spaces: int, n_neighbours: int) -> tuple[Axes, ND
     return first, panels
 
 
-def _draw_neighbours(axes: Sequence[Axes], space: _Space, database: Any) -> None:
+def _draw_neighbours(axes: Sequence[Axes], space: _Space, database: TableLike) -> None:
     """Pictures of the neighbours in one space, framed by whether they agree with the predicted class."""
     for panel in axes:
         bare(panel)
@@ -208,7 +208,7 @@ def _query_title(hits: Any, row: int, label: Any, class_names: Sequence[str] | N
     return text
 
 
-def _queried(query: Any, row: int) -> Any:
+def _queried(query: TableLike, row: int) -> Any:
     """The image that was asked about, alone or among all of them."""
     if getattr(query, "ndim", 0) != 4:
         return query
@@ -217,7 +217,7 @@ def _queried(query: Any, row: int) -> Any:
     return query[row]
 
 
-def _from(database: Any, index: int) -> Any:
+def _from(database: TableLike, index: int) -> Any:
     """A row of the database."""
     if not hasattr(database, "__getitem__") or isinstance(database, type):
         raise TypeError(f"database must be the rows that were indexed, found {quote(database)}.")
@@ -230,14 +230,14 @@ def _from(database: Any, index: int) -> Any:
 
 
 def _table(
-    query: Any,
-    database: Any,
+    query: TableLike,
+    database: TableLike,
     spaces: Sequence[_Space],
     title: str,
     row: int,
     features: Sequence[str] | None,
-    ax: Any,
-) -> NDArray[Any]:
+    ax: AxesLike,
+) -> AnyArray:
     """Values of the query and its neighbours, space by space, shaded by how far they are from the query's."""
     columns = _columns(database, features)
     wanted = _query(query, row, list(columns))
@@ -260,7 +260,7 @@ def _table(
 
 
 def _draw_cells(
-    panel: Axes, space: _Space, columns: dict[str, NDArray[Any]], query: dict[str, Any]
+    panel: Axes, space: _Space, columns: dict[str, AnyArray], query: dict[str, Any]
 ) -> None:
     """Values of the query and its neighbours, a column of cells each."""
     cells = []
@@ -279,7 +279,7 @@ def _draw_cells(
     panel.axvline(0.5, color=_axes.MUTED, linewidth=1.5)
 
 
-def _columns(database: Any, features: Sequence[str] | None) -> dict[str, NDArray[Any]]:
+def _columns(database: TableLike, features: Sequence[str] | None) -> dict[str, AnyArray]:
     """The columns to show, by name."""
     every = _lookup.columns_of(database, argument="database")
     if frame_of(database) is None and features is not None:
@@ -298,7 +298,7 @@ def _columns(database: Any, features: Sequence[str] | None) -> dict[str, NDArray
     return {name: every[name] for name in chosen}
 
 
-def _query(query: Any, row: int, names: Sequence[str]) -> dict[str, Any]:
+def _query(query: TableLike, row: int, names: Sequence[str]) -> dict[str, Any]:
     """The query's values by name."""
     frame = frame_of(query)
     if frame is not None:
@@ -312,7 +312,7 @@ def _query(query: Any, row: int, names: Sequence[str]) -> dict[str, Any]:
     return dict(zip(names, values[row] if values.ndim == 2 else values, strict=False))
 
 
-def _far(line: Sequence[Any], column: NDArray[Any]) -> Array:
+def _far(line: Sequence[Any], column: AnyArray) -> Array:
     """How far each value is from the first, in standard deviations; a category is far from all others."""
     numbers = _lookup.as_numbers(column)
     if numbers is None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import nobsp
+from nobsp._typing import ArrayLike, ImagesLike
 from nobsp.arguments import count, names_of, require_mapping, require_text
 from nobsp.drafts import check_path, replacing
 from nobsp.reporting.audits import KINDS, audit_for_page
@@ -48,14 +49,14 @@ def report(
     *,
     title: str | None = None,
     about: str | None = None,
-    labels: Any = None,
+    labels: ArrayLike = None,
     class_names: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
     hits: Any = None,
     influence: Any = None,
     audit: Any = None,
-    images: Any = None,
-    gallery: Any = None,
+    images: ImagesLike = None,
+    gallery: ImagesLike = None,
     explainer: Any = None,
     truth: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> Path:
@@ -271,7 +272,7 @@ def content_hash(script: str) -> str:
     return base64.b64encode(digest).decode("ascii")
 
 
-def fill_template(template: Traversable | Path, **values: Any) -> str:
+def fill_template(template: Traversable | Path, **values: ArrayLike) -> str:
     """A template, a file or resource, with values in it."""
     import jinja2
 

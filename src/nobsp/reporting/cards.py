@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nobsp._typing import AnyArray, ArrayLike
+from nobsp._typing import AnyArray, ArrayLike, TableLike
 from nobsp.arguments import array_of, count, require_mapping, require_text
 from nobsp.base import Finding
 from nobsp.comparison import Comparison, compare
@@ -58,7 +58,7 @@ _LIMITS = (
 
 def card(
     explainer: ExplainerLike,
-    X: Any,
+    X: TableLike,
     path: str | os.PathLike[str],
     *,
     checks: Sequence[ShapeCheck] = (),
@@ -116,7 +116,7 @@ def card(
 
 def card_sheet(
     explainer: ExplainerLike,
-    X: Any,
+    X: TableLike,
     *,
     checks: Sequence[ShapeCheck],
     groups: Mapping[str, ArrayLike] | None,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._typing import AnyArray, ArrayLike
+from nobsp._typing import AnyArray, ArrayLike, ModelLike
 from nobsp.arguments import array_of, count
 
 # Numbers as a page reads them: their kind, and their bytes in base64.
@@ -137,7 +137,7 @@ def _labels_by_name(texts: Sequence[str], names: Sequence[str]) -> Labels:
     return Labels(np.array(codes, dtype=np.int64), every_name)
 
 
-def describe_model(model: Any) -> str:
+def describe_model(model: ModelLike) -> str:
     """A model in a few words: Sequential with 41 parameters."""
     if hasattr(model, "parameters"):
         inner = getattr(model, "module", model)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nobsp._typing import ModelLike
 from nobsp.base import Finding, sort_findings
 from nobsp.calibration import Run
 from nobsp.network.inputs import Subset, Summary
@@ -167,7 +167,7 @@ def _add_up(
     plan: Plan,
     summary: Summary,
     *,
-    model: Any,
+    model: ModelLike,
     progress: bool,
 ) -> tuple[Summary, Published]:
     """Adds up the moments and solves, in as many stages as memory asks for; `model` is what the run shares."""

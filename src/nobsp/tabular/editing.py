@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nobsp._typing import AnyArray, FloatArray, TableLike
+from nobsp._typing import AnyArray, FloatArray, ModelLike, TableLike
 from nobsp.arguments import require_number
 from nobsp.base import Finding, sort_findings
 from nobsp.numerics import r_squared
@@ -78,7 +78,7 @@ class Rows:
     outputs: FloatArray | None  # the model's, where it is known
 
     @classmethod
-    def read(cls, functions: Functions, X: TableLike, model: Any) -> Rows:
+    def read(cls, functions: Functions, X: TableLike, model: ModelLike) -> Rows:
         """Reads a table, and asks the model where there is one."""
         columns, n_rows = read_columns(functions, X)
         if n_rows < 2:
@@ -98,7 +98,7 @@ def edit(
     X: TableLike,
     *,
     output: int | str | None,
-    model: Any,
+    model: ModelLike,
 ) -> Functions:
     """The functions with one feature under a rule."""
     position = feature_position(functions, feature)
@@ -141,7 +141,7 @@ def cap(
     least: float | None,
     most: float | None,
     output: int | str | None,
-    model: Any,
+    model: ModelLike,
 ) -> Functions:
     """The functions with one feature's own contribution held within bounds."""
     if least is None and most is None:
@@ -167,7 +167,7 @@ def cap(
 
 
 def drop(
-    functions: Functions, feature: str, X: TableLike, *, take_over: bool, model: Any
+    functions: Functions, feature: str, X: TableLike, *, take_over: bool, model: ModelLike
 ) -> Functions:
     """The functions without a feature; the others say in its place what they can, where that is asked for."""
     position = feature_position(functions, feature)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from nobsp import notebook
-from nobsp._typing import Shape
+from nobsp._typing import AnyArray, ArrayLike, ModelLike, NativeFrame, Shape, TableLike
 from nobsp.arguments import quote, require_whole_number
 from nobsp.base import Explainer, Plots, sort_findings
 from nobsp.calibration import Engine, Run, choose_engine
@@ -107,7 +107,7 @@ class NObSP(Explainer):
         True
     """
 
-    model: Any
+    model: ModelLike
     _: KW_ONLY
     features: Sequence[str] | Mapping[str, Any] | None = None
     background: int | Any = 32
@@ -125,7 +125,7 @@ class NObSP(Explainer):
     suggest_features = staticmethod(suggest_features)
 
     @classmethod
-    def as_published(cls, model: Any, **options: Any) -> Self:
+    def as_published(cls, model: ModelLike, **options: Any) -> Self:
         """The paper's Algorithm 1 to the letter: complement reference, absolute ridge of 1e-4, no interactions."""
         published = {
             "reference": "complement",
@@ -138,10 +138,10 @@ class NObSP(Explainer):
     @keeps_torch_modes
     def fit(
         self,
-        X: Any,
-        y: Any = None,  # noqa: ARG002 - as scikit-learn calls it
-        sample_weight: Any = None,
-        groups: Any = None,
+        X: TableLike,
+        y: ArrayLike = None,  # noqa: ARG002 - as scikit-learn calls it
+        sample_weight: ArrayLike = None,
+        groups: ArrayLike = None,
         *,
         engine: Engine | None = None,
         progress: bool = False,
@@ -245,7 +245,7 @@ class NObSP(Explainer):
         return self
 
     @keeps_torch_modes
-    def explain(self, X: Any, *, progress: bool = False) -> Explanation:
+    def explain(self, X: TableLike, *, progress: bool = False) -> Explanation:
         """The account of every row's prediction.
 
         A row with a level that calibration did not see, a missing or an infinite value is explained as far as it can
@@ -265,7 +265,7 @@ class NObSP(Explainer):
 
     __call__ = explain
 
-    def _explain(self, X: Any, *, progress: bool = False) -> Explanation:
+    def _explain(self, X: TableLike, *, progress: bool = False) -> Explanation:
         """The account of every row's prediction, without a warning."""
         fitted = self._fitted
         with running_on(fitted.readout, self.device) as represent:
@@ -306,8 +306,8 @@ class NObSP(Explainer):
 
     def score(
         self,
-        X: Any,
-        y: Any = None,  # noqa: ARG002 - as scikit-learn calls it
+        X: TableLike,
+        y: ArrayLike = None,  # noqa: ARG002 - as scikit-learn calls it
         *,
         multioutput: MultiOutput = "uniform_average",
     ) -> float | NDArray[np.float64]:
@@ -364,7 +364,9 @@ class NObSP(Explainer):
             classes=None if classes is None else np.asarray(classes),
         )
 
-    def _read_evidence(self, X: Any, *, wanted: Wanted, progress: bool) -> Iterator[EvidenceBatch]:
+    def _read_evidence(
+        self, X: TableLike, *, wanted: Wanted, progress: bool
+    ) -> Iterator[EvidenceBatch]:
         """Representation, logits, and every term's contribution to every output; the rows run once."""
         fitted = self._fitted
         n_read = 0
@@ -391,7 +393,7 @@ class NObSP(Explainer):
 
     @keeps_torch_modes
     def removal_effects(
-        self, X: Any, *, values: int = 16, background: Any = None, progress: bool = False
+        self, X: TableLike, *, values: int = 16, background: Any = None, progress: bool = False
     ) -> NDArray[np.float64]:
         """What each prediction loses when a feature is no longer known, measured on the network itself.
 
@@ -448,7 +450,7 @@ class NObSP(Explainer):
         self,
         feature: str,
         shape: Shape,
-        X: Any,
+        X: TableLike,
         *,
         tolerance: float | None = None,
         output: int | str | None = None,
@@ -506,7 +508,7 @@ class NObSP(Explainer):
 
     def weak_spots(
         self,
-        X: Any,
+        X: TableLike,
         *,
         below: float = 0.8,
         least_share: float = 0.02,
@@ -602,7 +604,7 @@ class NObSP(Explainer):
         """Says that this is no sequence, which `__getitem__` would otherwise make Python believe."""
         raise TypeError("an explainer cannot be iterated over; `terms_` names its functions.")
 
-    def curves(self, points: int = 200, *, level: float = 0.9) -> Any:
+    def curves(self, points: int = 200, *, level: float = 0.9) -> NativeFrame:
         """Every feature's function with its band, as a tidy table.
 
         A curve is the feature's average effect: what the model predicts with the feature at x, averaged over the other
@@ -621,7 +623,7 @@ class NObSP(Explainer):
         """
         return self._fitted.functions.curves(points, level=level)
 
-    def interaction_strengths(self) -> Any:
+    def interaction_strengths(self) -> NativeFrame:
         """Every screened pair with the share of the outputs' spread that only both together make, strongest first.
 
         Read off coarse tables over a few background rows. Empty where pairs were not screened (`interactions` was 0, or
@@ -629,7 +631,7 @@ class NObSP(Explainer):
         """
         return self._fitted.functions.interaction_strengths()
 
-    def importance(self, kind: Literal["total", "main"] = "total") -> Any:
+    def importance(self, kind: Literal["total", "main"] = "total") -> NativeFrame:
         """Mean absolute contribution of each feature over calibration rows, strongest first.
 
         Args:
@@ -640,7 +642,7 @@ class NObSP(Explainer):
         """
         return self._fitted.functions.importance(kind)
 
-    def health(self, X: Any = None) -> Health:
+    def health(self, X: TableLike = None) -> Health:
         """What is worth knowing before the numbers are believed, each with what to do about it.
 
         Args:
@@ -689,7 +691,7 @@ class NObSP(Explainer):
         are_probabilities = functions.link == "identity" and hasattr(self.model, "predict_proba")
         return replace(functions, classes=classes, are_probabilities=are_probabilities)
 
-    def fewest_features(self, share: float = 0.98, *, X: Any = None) -> FewestFeatures:
+    def fewest_features(self, share: float = 0.98, *, X: TableLike = None) -> FewestFeatures:
         """The smallest set of features that still explains the model, the others taking over what the rest had said.
 
         Features go one after another, the one with the smallest unique contribution first: what is lost of the model's
@@ -738,7 +740,7 @@ class NObSP(Explainer):
         files.save(path, fitted, self._options(), rows=mergeable)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], model: Any) -> Self:
+    def load(cls, path: str | os.PathLike[str], model: ModelLike) -> Self:
         """Reads an explainer that `save` wrote.
 
         Args:
@@ -805,7 +807,7 @@ class NObSP(Explainer):
         return self._fitted.functions
 
     @property
-    def sample_(self) -> NDArray[Any] | None:
+    def sample_(self) -> AnyArray | None:
         """Some of the calibration rows, as plots lay them under curves; None where there are none in your own units."""
         sample = self._fitted.summary.sample
         return (

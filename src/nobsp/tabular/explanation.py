@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nobsp import notebook
-from nobsp._typing import AnyArray, BoolArray, FloatArray, TableLike
+from nobsp._typing import AnyArray, BoolArray, FloatArray, NativeFrame, TableLike
 from nobsp.arguments import count, free_name, require_choice, require_whole_number
 from nobsp.base import Finding, Plots, describe_findings
 from nobsp.frames import frame_like, frame_of, take_rows
@@ -353,7 +353,7 @@ class Explanation:
             self, ("beeswarm", "importance", "interaction_matrix", "ledger", "waterfall", "windows")
         )
 
-    def to_frame(self, output: int | str | None = None) -> Any:
+    def to_frame(self, output: int | str | None = None) -> NativeFrame:
         """The account as a frame of the caller's kind: base, one column per term, residual, prediction.
 
         The index of a pandas frame is kept; an array's account is a pandas frame, or else a polars one.

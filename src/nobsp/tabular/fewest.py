@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nobsp._typing import FloatArray, IntArray, TableLike
+from nobsp._typing import FloatArray, IntArray, ModelLike, NativeFrame, TableLike
 from nobsp.arguments import require_number
 from nobsp.frames import as_table
 from nobsp.tabular.editing import DROPPED, Rows, record, without_feature
@@ -53,7 +53,7 @@ class FewestFeatures:
     functions: Functions
     rows: int
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> NativeFrame:
         """One row for every number of features: how many, what they explain, and which went to get there."""
         n_features = len(self.order)
         return as_table(
@@ -291,7 +291,7 @@ def _scaled_tables(
 
 
 def fewest_features(
-    functions: Functions, X: TableLike, model: Any, *, share: float
+    functions: Functions, X: TableLike, model: ModelLike, *, share: float
 ) -> FewestFeatures:
     """The fewest features of functions on rows that a model answers for."""
     if functions.left_out:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp._typing import AnyArray, TableLike
 from nobsp.models.unseen import unseen_levels
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source
@@ -79,7 +80,7 @@ class Fitted:
             )
 
     def source(
-        self, X: Any, batch_size: int, *, argument: str = "X", strict: bool = True
+        self, X: TableLike, batch_size: int, *, argument: str = "X", strict: bool = True
     ) -> Source:
         """Rows to explain, checked against the calibrated columns."""
         return rows_like(
@@ -94,7 +95,7 @@ class Fitted:
 
     def explain(
         self,
-        X: Any,
+        X: TableLike,
         represent: Represent,
         *,
         batch_size: int,
@@ -161,7 +162,7 @@ class Fitted:
         self._add_unseen(values, batch, outside & ~alike, represent, batch_size)
         return Account(representation, outputs, values, outside, rows)
 
-    def _own_columns(self, rows: Tensor, native: Any) -> dict[int, NDArray[Any]]:
+    def _own_columns(self, rows: Tensor, native: Any) -> dict[int, AnyArray]:
         """The caller's columns that tables are read by."""
         if self.adapted.encode is None:
             return {column: rows[:, column].numpy() for column in range(rows.shape[1])}
@@ -181,7 +182,7 @@ class Fitted:
 
     def _read_alike(
         self,
-        own: Mapping[int, NDArray[Any]],
+        own: Mapping[int, AnyArray],
         rows: Tensor,
         tables: NDArray[np.float64],
         outside: NDArray[np.bool_],

@@ -13,7 +13,15 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 
 from nobsp import notebook, serialization
-from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, TableLike
+from nobsp._typing import (
+    AnyArray,
+    ArrayLike,
+    BoolArray,
+    FloatArray,
+    ModelLike,
+    NativeFrame,
+    TableLike,
+)
 from nobsp.arguments import count, numbers_of, require_choice, require_number, require_whole_number
 from nobsp.base import Finding
 from nobsp.frames import as_table
@@ -290,7 +298,7 @@ class Functions:
         return score(self, X, y, sample_weight)
 
     def fidelity(
-        self, X: TableLike, model: Any, *, multioutput: MultiOutput = "uniform_average"
+        self, X: TableLike, model: ModelLike, *, multioutput: MultiOutput = "uniform_average"
     ) -> float | FloatArray:
         """R² of the functions' sum against the model's own outputs, before its link, on any rows.
 
@@ -389,7 +397,7 @@ class Functions:
                 return table
         raise ValueError(f"{term_name(names)} has no table; `terms` names the terms there are.")
 
-    def curves(self, points: int = 200, *, level: float = 0.9) -> Any:
+    def curves(self, points: int = 200, *, level: float = 0.9) -> NativeFrame:
         """Every feature's function with its band, as a tidy table; see `NObSP.curves`."""
         require_whole_number("points", points, least=2)
         require_number("level", level, above=0, below=1)
@@ -410,7 +418,7 @@ class Functions:
                     parts[name].append(column)
         return as_table({name: np.concatenate(part) for name, part in parts.items()})
 
-    def importance(self, kind: Literal["total", "main"] = "total") -> Any:
+    def importance(self, kind: Literal["total", "main"] = "total") -> NativeFrame:
         """Mean absolute contribution of each feature over calibration rows; see `NObSP.importance`."""
         require_choice("kind", kind, ("main", "total"))
         sizes = self.importances[kind]
@@ -426,7 +434,7 @@ class Functions:
             }
         )
 
-    def interaction_strengths(self) -> Any:
+    def interaction_strengths(self) -> NativeFrame:
         """Every pair with the share of the outputs' spread that only both together make; see `NObSP`."""
         names = self.feature_names
         fitted_terms = {table.features for table in self.tables}
@@ -450,7 +458,7 @@ class Functions:
         X: TableLike,
         *,
         output: int | str | None = None,
-        model: Any = None,
+        model: ModelLike = None,
     ) -> Functions:
         """New functions in which a feature keeps to a rule, changed as little as the rows allow.
 
@@ -491,7 +499,7 @@ class Functions:
         least: float | None = None,
         most: float | None = None,
         output: int | str | None = None,
-        model: Any = None,
+        model: ModelLike = None,
     ) -> Functions:
         """New functions in which a feature's own contribution stays within bounds; see `edit`.
 
@@ -508,7 +516,7 @@ class Functions:
         )
 
     def drop(
-        self, feature: str, X: TableLike, *, take_over: bool = False, model: Any = None
+        self, feature: str, X: TableLike, *, take_over: bool = False, model: ModelLike = None
     ) -> Functions:
         """New functions without a feature, which need its column no longer; see `edit`.
 

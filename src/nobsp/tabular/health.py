@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp import notebook
-from nobsp._typing import FloatArray
+from nobsp._typing import AnyArray, FloatArray
 from nobsp.base import Finding, describe_findings, is_healthy
 from nobsp.numerics import r_squared
 
@@ -313,14 +313,14 @@ class Reach:
         if not fits or any(len(values) != 1 or values != scores for values, scores in shapes):
             raise ValueError(f"quantiles and scores are not those of {size} columns")
 
-    def beyond(self, columns: Mapping[int, NDArray[Any]]) -> NDArray[np.bool_]:
+    def beyond(self, columns: Mapping[int, AnyArray]) -> NDArray[np.bool_]:
         """Rows that are further than usual; a missing number counts as an average one."""
         numbers = [np.asarray(columns[column], dtype=np.float64) for column in self.columns]
         scores = _scores(numbers, self.values, self.scores)
         return np.asarray(_squared(scores, self.precision) > self.limit)
 
 
-def measure_reach(columns: Mapping[int, NDArray[Any]]) -> Reach | None:
+def measure_reach(columns: Mapping[int, AnyArray]) -> Reach | None:
     """What is usual among some rows; None where there are too few, or fewer than two numbers that vary."""
     numbers = {
         position: np.asarray(column, dtype=np.float64) for position, column in columns.items()

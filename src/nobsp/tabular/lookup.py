@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp._typing import AnyArray, BoolArray, FloatArray, Frame, TableLike
+from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, Frame, TableLike
 from nobsp.arguments import refuse_unreadable, suggest
 from nobsp.frames import frame_of, is_missing, match_columns
 from nobsp.numerics import as_numpy
@@ -139,13 +139,13 @@ class LevelAxis:
     def __len__(self) -> int:
         return len(self.levels)
 
-    def places(self, columns: Sequence[NDArray[Any]]) -> Places:
+    def places(self, columns: Sequence[AnyArray]) -> Places:
         """Position of each row's level; as many as there are levels for one that is not among them."""
         if self._positions:
             return self._places_of_names(columns[0])
         return self._places_of_numbers(columns)
 
-    def _places_of_names(self, column: NDArray[Any]) -> Places:
+    def _places_of_names(self, column: AnyArray) -> Places:
         """Position of each row's name."""
         unseen = len(self.levels)
         values = column.tolist()
@@ -158,7 +158,7 @@ class LevelAxis:
             places[others[are_missing]] = self._missing
         return places
 
-    def _places_of_numbers(self, columns: Sequence[NDArray[Any]]) -> Places:
+    def _places_of_numbers(self, columns: Sequence[AnyArray]) -> Places:
         """Position of each row's numbers, followed through the trie column by column."""
         states = np.zeros(len(columns[0]), np.intp)
         for column, (known, transitions) in zip(columns, self._trie, strict=True):
@@ -303,7 +303,7 @@ class Chunk:
     """Some rows of a table whose columns are read when they are asked for, each once."""
 
     def __init__(
-        self, columns: Mapping[int, NDArray[Any]], rows: slice, names: Sequence[str] | None = None
+        self, columns: Mapping[int, AnyArray], rows: slice, names: Sequence[str] | None = None
     ) -> None:
         self.count = rows.stop - rows.start
         self._columns = columns
@@ -312,7 +312,7 @@ class Chunk:
         self._numbers: dict[int, Array] = {}
         self._places: dict[tuple[int, ...], tuple[Places, bool]] = {}
 
-    def _numeric(self, position: int) -> NDArray[Any]:
+    def _numeric(self, position: int) -> AnyArray:
         """A column of numbers as it is, or an error that names it."""
         column = self._columns[position][self._rows]
         if column.dtype.kind in "fiub":
@@ -355,7 +355,7 @@ class Chunk:
         return self._places[axis.columns]
 
 
-def value_rows(values: Any, members: int, name: str) -> NDArray[Any]:
+def value_rows(values: ArrayLike, members: int, name: str) -> AnyArray:
     """Values of one feature as the caller writes them, one row each, a column for each of its members."""
     refuse_unreadable(values, name="values")
     if hasattr(values, "detach"):

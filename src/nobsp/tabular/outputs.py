@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nobsp._typing import FloatArray, TableLike
+from nobsp._typing import FloatArray, ModelLike, TableLike
 from nobsp.arguments import numbers_of
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _BATCH_ROWS = 4096
 
 
-def outputs_of(functions: Functions, X: TableLike, model: Any) -> FloatArray:
+def outputs_of(functions: Functions, X: TableLike, model: ModelLike) -> FloatArray:
     """What a model says about rows, before its link, (rows, outputs).
 
     `model` is an explainer, a model of any kind that `NObSP` takes, or the outputs themselves.
@@ -38,7 +38,7 @@ def outputs_of(functions: Functions, X: TableLike, model: Any) -> FloatArray:
     return outputs
 
 
-def _run_model(model: Any, X: TableLike) -> FloatArray:
+def _run_model(model: ModelLike, X: TableLike) -> FloatArray:
     """Outputs of a model that has not been calibrated."""
     import torch
 

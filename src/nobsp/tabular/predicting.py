@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nobsp._typing import AnyArray, ArrayLike, FloatArray, TableLike
+from nobsp._typing import AnyArray, ArrayLike, FloatArray, ModelLike, TableLike
 from nobsp.arguments import array_of, join_names, numbers_of
 from nobsp.numerics import r_squared
 from nobsp.tabular.explanation import apply_link
@@ -58,7 +58,7 @@ def check_classes(classes: Sequence[Any], n_outputs: int) -> tuple[Level, ...]:
     return tuple(values)
 
 
-def classes_of_model(model: Any, n_outputs: int) -> tuple[Level, ...] | None:
+def classes_of_model(model: ModelLike, n_outputs: int) -> tuple[Level, ...] | None:
     """Classes that a model names itself; None where it names none that fit its outputs."""
     classes = getattr(model, "classes_", None)
     if classes is None or isinstance(classes, list) or len(np.shape(classes)) != 1:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp._typing import ArrayLike, FloatArray, TableLike
+from nobsp._typing import AnyArray, ArrayLike, FloatArray, ModelLike, TableLike
 from nobsp.arguments import numbers_of, suggest
 from nobsp.calibration import Run
 from nobsp.calibration.local import Fold, is_ray
@@ -348,7 +348,7 @@ def require_passes(run: Run, rows: Rows, count: int) -> None:
 
 
 def rows_like(
-    X: Any,
+    X: TableLike,
     adapted: Adapted,
     columns: Columns,
     width: int,
@@ -388,7 +388,7 @@ SOME_ROWS = 512
 class Sample:
     """Calibration rows in memory, with the network's outputs."""
 
-    own: Mapping[int, NDArray[Any]]  # the caller's columns that have tables, by position
+    own: Mapping[int, AnyArray]  # the caller's columns that have tables, by position
     inputs: Tensor  # the same rows as the network takes them
     outputs: Tensor
     groups: Codes | None = None  # per row a number, the same for rows of one named group
@@ -483,7 +483,7 @@ _MOVES = 8
 
 
 def resolve_groups(
-    X: Any, groups: Any, *, model: Any, features: Any, rows: int | None
+    X: TableLike, groups: ArrayLike, *, model: ModelLike, features: Any, rows: int | None
 ) -> tuple[Any, Codes]:
     """The rows without a column that only names groups, and the group of every row as a number.
 
@@ -518,7 +518,7 @@ def resolve_groups(
     return X, codes.astype(np.intp)
 
 
-def _group_values(groups: Any) -> NDArray[Any]:
+def _group_values(groups: ArrayLike) -> AnyArray:
     """Groups from anything that holds one value per row."""
     frame = frame_of(groups)
     if frame is not None and len(frame.columns) == 1:
@@ -528,7 +528,9 @@ def _group_values(groups: Any) -> NDArray[Any]:
     return as_numpy(groups)
 
 
-def _take_column(X: Any, name: str, *, model: Any, features: Any) -> tuple[Any, NDArray[Any]]:
+def _take_column(
+    X: TableLike, name: str, *, model: ModelLike, features: Any
+) -> tuple[Any, AnyArray]:
     """A column of a frame, and the frame, without it where the model does not take it."""
     frame = frame_of(X)
     if frame is None:
@@ -548,7 +550,7 @@ def _take_column(X: Any, name: str, *, model: Any, features: Any) -> tuple[Any, 
     return frame[:, others].to_native(), values
 
 
-def _columns_of_model(model: Any, features: Any) -> set[str]:
+def _columns_of_model(model: ModelLike, features: Any) -> set[str]:
     """Names of columns that a model says it takes, or that the caller made features of."""
     names: set[str] = set()
     for attribute in ("feature_names_in_", "feature_names_", "feature_name_"):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nobsp._typing import ArrayLike, ModelLike, TableLike
 from nobsp.arguments import names_of, number_outputs, require_choice, require_whole_number
 from nobsp.calibration import Run
 from nobsp.models import adapt
@@ -338,7 +339,9 @@ class Data:
     groups: Codes | None  # per row a number, the same for rows of one named group
 
 
-def prepare_data(X: Any, *, model: Any, options: Options, sample_weight: Any, groups: Any) -> Data:
+def prepare_data(
+    X: TableLike, *, model: ModelLike, options: Options, sample_weight: ArrayLike, groups: ArrayLike
+) -> Data:
     """Adapts the model to the rows, takes a column of groups out, and repeats rows by weight."""
     codes = None
     if isinstance(groups, str):  # before anything looks at the columns

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp import notebook, serialization
+from nobsp._typing import ArrayLike, ImagesLike, TableLike
 from nobsp.arguments import names_of, number_outputs, require_choice, require_whole_number
 from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
@@ -155,8 +156,8 @@ class NObSPCam(Explainer):
     @in_ordinary_modes
     def fit(
         self,
-        images: Any,
-        y: Any = None,  # noqa: ARG002 - as scikit-learn calls it
+        images: ImagesLike,
+        y: ArrayLike = None,  # noqa: ARG002 - as scikit-learn calls it
         *,
         engine: Engine | None = None,
         progress: bool = False,
@@ -272,7 +273,7 @@ class NObSPCam(Explainer):
     @in_ordinary_modes
     def __call__(
         self,
-        images: Any,
+        images: ImagesLike,
         target: Any = None,
         *,
         against: Against = None,
@@ -326,7 +327,7 @@ class NObSPCam(Explainer):
     explain = __call__
 
     @in_ordinary_modes
-    def removal(self, images: Any, target: Any = None, *, progress: bool = False) -> Removal:
+    def removal(self, images: ImagesLike, target: Any = None, *, progress: bool = False) -> Removal:
         """In which order locations have to go for the target to go fastest, with one forward pass an image.
 
         A location that goes falls silent: all its channels are zero. At each step that one goes whose going lowers the
@@ -368,7 +369,7 @@ class NObSPCam(Explainer):
     @in_ordinary_modes
     def thorough(
         self,
-        images: Any,
+        images: ImagesLike,
         target: Any = None,
         *,
         regions: int = 7,
@@ -436,7 +437,7 @@ class NObSPCam(Explainer):
 
     def _each(
         self,
-        images: Any,
+        images: ImagesLike,
         targets: Targets,
         say: Callable[[FeatureMap, ForwardPass, Tensor], T],
         *,
@@ -459,7 +460,7 @@ class NObSPCam(Explainer):
         targets.require(seen)
         return answers
 
-    def _read(self, images: Any, *, argument: str = "images") -> Images:
+    def _read(self, images: ImagesLike, *, argument: str = "images") -> Images:
         """Images like those of the calibration; inputs beside them must be the same."""
         feature_map = self._fitted.feature_map
         source = images_of(
@@ -507,7 +508,9 @@ class NObSPCam(Explainer):
             mean=None if account.coefficients is None else account.mean,
         )
 
-    def _read_evidence(self, X: Any, *, wanted: Wanted, progress: bool) -> Iterator[EvidenceBatch]:
+    def _read_evidence(
+        self, X: TableLike, *, wanted: Wanted, progress: bool
+    ) -> Iterator[EvidenceBatch]:
         """Pooled channels and logits of images, or of activations (rows, units) that were pooled before."""
         fitted = self._require_same_weights()
         head = fitted.feature_map.head if fitted.feature_map.direct else None
@@ -805,7 +808,7 @@ def _state_of(module: nn.Module) -> tuple[Any, ...]:
 
 def explain_images(
     model: nn.Module,
-    images: Any,
+    images: ImagesLike,
     target: Any = None,
     *,
     against: Against = None,

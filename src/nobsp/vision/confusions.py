@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp._typing import ArrayLike, ImagesLike, NativeFrame
 from nobsp.arguments import quote, require_parts, require_whole_number
 from nobsp.vision.cam import NObSPCam
 from nobsp.vision.images import images_of
@@ -83,7 +84,7 @@ class Confusions:
         warnings.warn("Confusions.frame is to_frame now.", DeprecationWarning, stacklevel=2)
         return self.to_frame()
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> NativeFrame:
         """A pandas frame with a row per pair: classes, count, share of the true class, three channels that decide."""
         import pandas as pd
 
@@ -102,7 +103,12 @@ class Confusions:
 
 
 def confusions(
-    cam: NObSPCam, images: Any, labels: Any = None, *, pairs: int = 10, examples: int = 4
+    cam: NObSPCam,
+    images: ImagesLike,
+    labels: ArrayLike = None,
+    *,
+    pairs: int = 10,
+    examples: int = 4,
 ) -> Confusions:
     """The classes that a network confuses most, with what speaks for the wrong one and against the right one.
 
@@ -180,7 +186,9 @@ def confusions(
     return Confusions(tuple(confused_pairs), matrix, names)
 
 
-def _batches(images: Any, labels: Any, batch_size: int) -> Iterator[tuple[Tensor, Any]]:
+def _batches(
+    images: ImagesLike, labels: ArrayLike, batch_size: int
+) -> Iterator[tuple[Tensor, Any]]:
     """Images with their labels, from two places or from one."""
     if labels is None:
         if isinstance(images, type) or not isinstance(images, Iterable):

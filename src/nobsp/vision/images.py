@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp._typing import AnyArray, ImagesLike
 from nobsp.arguments import refuse_unreadable
 from nobsp.calibration import Run
 from nobsp.calibration.local import is_ray
@@ -68,7 +68,7 @@ class DatasetImages(RayRows):
     fixed: dict[str, Tensor] = field(default_factory=dict)
 
 
-def read_images(run: Run, images: Any, *, batch_size: int) -> Images | DatasetImages:
+def read_images(run: Run, images: ImagesLike, *, batch_size: int) -> Images | DatasetImages:
     """The images of a calibration, of which no process but one needs to have any; all have the same `first`."""
     if isinstance(run, RayRun):
         if not is_ray(images):
@@ -128,7 +128,7 @@ def _read_block(
 
 
 def images_of(
-    images: Any,
+    images: ImagesLike,
     *,
     batch_size: int,
     argument: str = "images",
@@ -184,7 +184,9 @@ def images_of(
     )
 
 
-def _as_people_have_them(images: Any, argument: str, image_shape: tuple[int, ...] | None) -> Any:
+def _as_people_have_them(
+    images: ImagesLike, argument: str, image_shape: tuple[int, ...] | None
+) -> Any:
     """Single images, pictures, paths, folders and lists of images as one tensor; anything else as it is."""
     if isinstance(images, Tensor | np.ndarray):
         is_single = image_shape is not None and tuple(images.shape) == tuple(image_shape)
@@ -264,7 +266,7 @@ def _checked(batch: Any, argument: str) -> Tensor:
     return batch.detach()
 
 
-def _tensor_of(array: NDArray[Any], argument: str) -> Tensor:
+def _tensor_of(array: AnyArray, argument: str) -> Tensor:
     """An array as a tensor; an error in words for what torch has no numbers for."""
     try:
         return torch.from_numpy(np.ascontiguousarray(array))

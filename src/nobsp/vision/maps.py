@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nobsp import notebook
+from nobsp._typing import AnyArray, ArrayLike, ImagesLike
 from nobsp.arguments import numbers_of, require_choice, require_number, require_whole_number
 from nobsp.base import Plots
 from nobsp.vision.account import Answer
@@ -103,7 +104,7 @@ class ActivationMaps:
     def __len__(self) -> int:
         return len(self.positive)
 
-    def __getitem__(self, rows: int | slice | Sequence[int] | NDArray[Any]) -> ActivationMaps:
+    def __getitem__(self, rows: int | slice | Sequence[int] | AnyArray) -> ActivationMaps:
         """The maps of some images, by position, slice, positions or mask; of one image a batch of one."""
         if isinstance(rows, int | np.integer):
             if not -len(self) <= rows < len(self):
@@ -228,12 +229,12 @@ class ActivationMaps:
 
     def overlay(
         self,
-        images: Any,
+        images: ImagesLike,
         *,
         kind: Kind | None = None,
         opacity: float = 0.5,
-        mean: Any = None,
-        std: Any = None,
+        mean: ArrayLike = None,
+        std: ArrayLike = None,
     ) -> NDArray[np.float32]:
         """Images with a map laid over them in colour, each map scaled by its own largest value.
 
@@ -287,7 +288,7 @@ def join(answers: Sequence[Answer], *, several: bool, **about: Any) -> Activatio
 
 
 def lay_over(
-    maps: Array, images: Any, *, kind: str, opacity: float, mean: Any, std: Any
+    maps: Array, images: ImagesLike, *, kind: str, opacity: float, mean: ArrayLike, std: ArrayLike
 ) -> NDArray[np.float32]:
     """Images (n, height, width, 3) with maps (n, h, w) laid over them in colour."""
     require_number("opacity", opacity, least=0, most=1)
@@ -329,7 +330,12 @@ def colour_maps(maps: Array, *, kind: str) -> tuple[Array, Array]:
 
 
 def pictures_of(
-    images: Any, count: int, *, mean: Any = None, std: Any = None, argument: str = "images"
+    images: ImagesLike,
+    count: int,
+    *,
+    mean: ArrayLike = None,
+    std: ArrayLike = None,
+    argument: str = "images",
 ) -> Array:
     """Images as (n, height, width, 3) from 0 to 1, their normalisation undone where it is given."""
     array = numbers_of(images, name=argument, dtype=None)
@@ -364,7 +370,7 @@ def pictures_of(
     return result
 
 
-def _require_finite(values: NDArray[Any], argument: str) -> None:
+def _require_finite(values: AnyArray, argument: str) -> None:
     """An error where a number is NaN or infinite, which has no colour."""
     if not np.isfinite(values).all():
         raise ValueError(

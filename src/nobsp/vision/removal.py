@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from nobsp._typing import ArrayLike, ImagesLike
 from nobsp.network.odds import log_odds
 from nobsp.vision.feature_map import FeatureMap, ForwardPass, spread
 from nobsp.vision.maps import lay_over, resize_maps
@@ -45,7 +46,12 @@ class Removal:
         return np.asarray((locations + 1 - self.order) / locations)
 
     def overlay(
-        self, images: Any, *, opacity: float = 0.5, mean: Any = None, std: Any = None
+        self,
+        images: ImagesLike,
+        *,
+        opacity: float = 0.5,
+        mean: ArrayLike = None,
+        std: ArrayLike = None,
     ) -> NDArray[np.float32]:
         """Images with the importance laid over them, as `ActivationMaps.overlay` does."""
         return lay_over(
@@ -137,7 +143,12 @@ class ThoroughMaps:
         return f"ThoroughMaps({len(self)} images, {size} regions, {self.passes} forward passes an image)"
 
     def overlay(
-        self, images: Any, *, opacity: float = 0.5, mean: Any = None, std: Any = None
+        self,
+        images: ImagesLike,
+        *,
+        opacity: float = 0.5,
+        mean: ArrayLike = None,
+        std: ArrayLike = None,
     ) -> NDArray[np.float32]:
         """Images with the thorough map laid over them, as `ActivationMaps.overlay` does."""
         return lay_over(self.thorough, images, kind="signed", opacity=opacity, mean=mean, std=std)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nobsp._typing import AnyArray, TableLike
+from nobsp._typing import AnyArray, ArrayLike, TableLike
 from nobsp.drafts import check_path, replacing
 from nobsp.frames import is_missing
 from nobsp.tabular.exports.layout import (
@@ -170,7 +170,7 @@ class _Graph:
         self.nodes.append(node)
         return name
 
-    def constant(self, values: Any, dtype: Any = None) -> str:
+    def constant(self, values: ArrayLike, dtype: Any = None) -> str:
         """The name of a constant; equal ones are stored once."""
         from onnx import numpy_helper
 
