@@ -298,6 +298,8 @@ class Ablation:
         parts: The parts.
         output_names: Names of the outputs.
         measured: Which parts were measured, (parts,).
+        base_values: Outputs with every part at its mean, (outputs,).
+        lens: Outputs by depth; None for a network whose parts are all of one depth.
     """
 
     effects: FloatArray
@@ -305,6 +307,8 @@ class Ablation:
     parts: tuple[Part, ...]
     output_names: tuple[str, ...]
     measured: np.ndarray[Any, np.dtype[np.bool_]]
+    base_values: FloatArray
+    lens: Lens | None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -415,6 +419,8 @@ def measure_ablation(
         parts=anatomy.parts,
         output_names=explanation.output_names,
         measured=measured,
+        base_values=explanation.base_values,
+        lens=read_lens(explanation, X) if anatomy.stream.joins else None,
     )
 
 

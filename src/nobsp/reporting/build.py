@@ -18,6 +18,7 @@ from nobsp.arguments import count, names_of, require_mapping, require_text
 from nobsp.drafts import check_path, replacing
 from nobsp.reporting.audits import KINDS, audit_for_page
 from nobsp.reporting.packing import PageData, embedded
+from nobsp.reporting.parts import is_dissected, parts_page
 
 # The page's own scripts, in the order in which they need each other.
 _SCRIPTS = (
@@ -68,7 +69,8 @@ def report(
 
     Args:
         subject: An `Explanation`, `ActivationMaps`, `confusions`, the neighbours that an index
-            found, an `Audit`, or a `Comparison` (which takes `title` and `about` alone).
+            found, an `Audit`, a `Comparison`, or parts of a network, that is what `explain_parts`
+            returned or its `ablation(X)`; the last two take `title` and `about` alone.
         path: The file; its folder must be there. One that exists is replaced, atomically.
         title: Heading of the page.
         about: A sentence or two on model and data, shown below it.
@@ -106,6 +108,8 @@ def report(
     require_text("title", title)
     require_text("about", about)
     require_mapping("truth", truth, wanted="functions by feature")
+    if is_dissected(subject):
+        return _write(parts_page(subject, title=title, about=about), target)
     if class_names is not None:
         class_names = names_of("class_names", class_names)
     if _are_confusions(subject):
@@ -163,7 +167,10 @@ def report(
         classes = class_names or section.get("classes", ())
         data["audit"] = audit_for_page(audited, rows=rows, names=names, classes=classes)
     data["title"] = title or _usual_title(kind, count(rows, section.get("noun", "row")))
-    page = render(data)
+    return _write(render(data), target)
+
+
+def _write(page: str, target: Path) -> Path:
     with replacing(target) as draft:
         draft.write_text(page, encoding="utf-8", newline="\n")
     return target

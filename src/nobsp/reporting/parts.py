@@ -1,0 +1,158 @@
+"""A page of a network's parts: maps of blocks by heads, outputs by depth, and the largest; no script in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+import nobsp
+from nobsp._typing import FloatArray
+from nobsp.arguments import count
+from nobsp.base import describe_findings
+from nobsp.numerics import evenly_spaced
+
+# Parts in the list of the largest.
+_MOST_LISTED = 12
+# Outputs that get a section.
+_MOST_OUTPUTS = 10
+_MOST_LINES = 40
+# Corners of the drawing of depths.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 600.0, 14.0, 186.0
+# Lightest and darkest of a map, as red, green and blue.
+_LIGHT = np.array([255.0, 255.0, 255.0])
+_DARK = np.array([8.0, 81.0, 156.0])
+# Cells above this share of the largest have light letters.
+_WHITE_LETTERS = 0.6
+
+
+def is_dissected(subject: Any) -> bool:
+    """Whether a subject is an explanation of parts, or an ablation of them."""
+    return hasattr(subject, "parts") and hasattr(subject, "output_names")
+
+
+def parts_page(subject: Any, *, title: str | None, about: str | None) -> str:
+    """The page as text."""
+    try:
+        from jinja2 import Environment
+    except ImportError as missing:
+        raise ImportError("the report needs jinja2: pip install 'nobsp[report]'.") from missing
+    room = resources.files("nobsp.reporting")
+    template = (room / "parts.html.j2").read_text(encoding="utf-8")
+    style = (room / "page.css").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, keep_trailing_newline=True)
+    page = _page_of(subject, title=title, about=about)
+    return environment.from_string(template).render(page=page, style=style)
+
+
+def _page_of(subject: Any, *, title: str | None, about: str | None) -> dict[str, Any]:
+    ablated = hasattr(subject, "effects")
+    direct = subject.direct if ablated else subject.values
+    lead = "What each part adds by writing into the stream that the head reads, directly; later parts are not in it."
+    if ablated:
+        lead += " Beside it, what the output loses when the part is put at its mean and all after it is computed anew."
+    findings = getattr(subject, "findings", ())
+    return {
+        "title": title or f"{count(len(subject.parts), 'part')} of a network",
+        "about": about or "",
+        "lead": lead,
+        "version": nobsp.__version__,
+        "rows": count(len(direct), "row"),
+        "findings": describe_findings(findings) if findings else [],
+        "columns": ("direct", "lost without", "indirect") if ablated else ("direct",),
+        "outputs": [
+            _section(subject, column, ablated=ablated)
+            for column in range(min(len(subject.output_names), _MOST_OUTPUTS))
+        ],
+    }
+
+
+def _section(subject: Any, column: int, *, ablated: bool) -> dict[str, Any]:
+    """Everything about one output."""
+    direct = np.abs((subject.direct if ablated else subject.values)[..., column]).mean(0)
+    sizes = [("added directly", direct)]
+    numbers = [direct]
+    if ablated:
+        lost = np.abs(subject.effects[..., column]).mean(0)
+        sizes.append(("lost without the part", lost))
+        numbers += [lost, np.abs(subject.indirect[..., column]).mean(0)]
+    largest = max(float(np.nanmax(size, initial=0.0)) for _, size in sizes)
+    order = np.argsort(-np.nan_to_num(sizes[-1][1]), kind="stable")[:_MOST_LISTED]
+    lens = getattr(subject, "lens", None)
+    return {
+        "name": subject.output_names[column],
+        "base": _number(float(subject.base_values[column])),
+        "maps": [_map(subject.parts, title, size, largest) for title, size in sizes],
+        "lens": _lens(lens, column) if hasattr(lens, "depths") else None,
+        "largest": [
+            {
+                "name": subject.parts[part].name,
+                "numbers": [_number(float(values[part])) for values in numbers],
+            }
+            for part in order
+        ],
+    }
+
+
+def _map(parts: Sequence[Any], title: str, sizes: FloatArray, largest: float) -> dict[str, Any]:
+    """Blocks down and heads across; one column for networks without heads."""
+    n_heads = max((part.number + 1 for part in parts if part.kind == "head"), default=0)
+    columns = [*(f"head {number}" for number in range(n_heads)), "MLP"] if n_heads else []
+    lines: dict[str, list[dict[str, Any] | None]] = {}
+    for part, size in zip(parts, sizes, strict=True):
+        in_block = n_heads and part.block is not None
+        name = f"block {part.block}" if in_block else part.name
+        cells = lines.setdefault(name, [None] * max(len(columns), 1))
+        place = n_heads if in_block and part.kind not in ("head", "attention") else 0
+        cells[part.number if part.kind == "head" else place] = _cell(float(size), largest)
+    listed = list(lines.items())
+    if not n_heads and len(listed) > 3 * _MOST_LISTED:
+        strongest = set(np.argsort(-np.nan_to_num(sizes))[: 3 * _MOST_LISTED].tolist())
+        listed = [line for number, line in enumerate(listed) if number in strongest]
+    return {
+        "title": title,
+        "columns": columns,
+        "lines": [{"name": name, "cells": cells} for name, cells in listed],
+    }
+
+
+def _cell(size: float, largest: float) -> dict[str, Any] | None:
+    if not np.isfinite(size):
+        return None
+    share = size / largest if largest else 0.0
+    red, green, blue = (_LIGHT + share * (_DARK - _LIGHT)).round().astype(int)
+    return {
+        "text": _number(size),
+        "colour": f"rgb({red}, {green}, {blue})",
+        "dark": share > _WHITE_LETTERS,
+    }
+
+
+def _lens(lens: Any, column: int) -> dict[str, Any]:
+    """Lines of single rows, from depth to depth."""
+    outputs = lens.outputs[..., column]
+    outputs = outputs[evenly_spaced(len(outputs), _MOST_LINES)]
+    low = float(outputs.min())
+    high = float(outputs.max())
+    across = np.linspace(_LEFT, _RIGHT, len(lens.depths))
+    down = _BOTTOM - (outputs - low) / max(high - low, 1e-30) * (_BOTTOM - _TOP)
+    every = max(1, -(-len(across) // 8))
+    return {
+        "lines": [
+            " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, row, strict=True)) for row in down
+        ],
+        "ticks": [
+            {"x": f"{x:.1f}", "name": name}
+            for x, name in list(zip(across, lens.depths, strict=True))[::every]
+        ],
+        "low": _number(low),
+        "high": _number(high),
+    }
+
+
+def _number(value: float) -> str:
+    if not np.isfinite(value):
+        return "–"
+    return f"{value:.3g}".replace("-", "−")

@@ -1,0 +1,48 @@
+"""The page of a network's parts: every number of the maps is in it, and nothing is loaded or run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+import nobsp
+from tests.parts.streams import Transformer, drawn, rows
+
+
+def written(numbers: np.ndarray) -> list[str]:
+    return [f"{number:.3g}".replace("-", "−") for number in numbers]
+
+
+def test_the_page_of_an_ablation_has_both_maps_and_the_depths(tmp_path: Path) -> None:
+    x = rows(12, 4, 3)
+    ex = nobsp.explain_parts(drawn(Transformer(last_norm=True)), x, output_names=["<yes>", "no"])
+    ablation = ex.ablation(x)
+
+    page = nobsp.report(ablation, tmp_path / "parts.html", title="A & B").read_text(
+        encoding="utf-8"
+    )
+
+    cells = re.findall(r'<td(?: class="dark")? style="[^"]*">([^<]*)</td>', page)
+    direct = np.abs(ablation.direct).mean(0)
+    lost = np.abs(ablation.effects).mean(0)
+    expected = [*written(direct[:, 0]), *written(lost[:, 0]), *written(direct[:, 1])]
+    assert cells[: len(expected)] == expected
+    assert page.count("<polyline") == 2 * 12
+    assert "&lt;yes&gt;" in page
+    assert "A &amp; B" in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_a_plain_networks_page_has_its_units(tmp_path: Path) -> None:
+    model = drawn(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)))
+
+    page = nobsp.report(nobsp.explain_parts(model, rows(20, 3)), tmp_path / "units.html").read_text(
+        encoding="utf-8"
+    )
+
+    assert all(f'<th scope="row">unit {number}</th>' in page for number in range(5))
+    assert "<polyline" not in page
