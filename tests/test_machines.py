@@ -21,8 +21,8 @@ SELECTION = (
     "tests/tabular/test_calibration.py",
     "tests/vision/test_cam.py",
 )
-# These take long for what does not depend on the processor: killed processes, memory, many points.
-LEFT_OUT = "not killed and not memory and not million and not at_many_points"
+# These take long for what does not depend on the processor: killed processes, memory, many points, files changed.
+LEFT_OUT = "not killed and not memory and not million and not at_many_points and not places and not refused"
 
 
 def test_the_setting_that_was_asked_for_is_in_force() -> None:

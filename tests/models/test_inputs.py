@@ -236,7 +236,7 @@ def test_tabm_is_the_mean_of_its_members(several: bool) -> None:
     model = tabm.TabM.make(n_num_features=3, cat_cardinalities=cardinalities, d_out=1, k=8)
     train(model, *((NUMBERS, CODES) if several else (NUMBERS,)))
     X = (NUMBERS, CODES) if several else NUMBERS
-    explainer = NObSP(model).fit(X)
+    explainer = NObSP(model, background=8, interactions=2).fit(X)
     found = model(NUMBERS, CODES) if several else model(NUMBERS)
     check(explainer, X, found.mean(1))
     assert explainer.explained_[0] > 0.9

@@ -37,10 +37,10 @@ def two() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("width", "threads"), [(16, 1), (30_000, 2)])
+@pytest.mark.parametrize(("width", "threads"), [(16, 1), (20_000, 2)])
 def test_small_networks_take_one_thread(width: int, threads: int) -> None:
     model = Watched(width)
-    NObSP(model, interactions=0, background=2).fit(X[:40] if width > 16 else X)
+    NObSP(model, interactions=0, background=2).fit(X[:12] if width > 16 else X)
     assert model.threads[-1] == threads
     assert torch.get_num_threads() == 2
 

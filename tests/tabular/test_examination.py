@@ -37,10 +37,10 @@ def clustered(clusters: int, rows_each: int, noise: float) -> Any:
 
 def test_clusters_that_nobody_named_are_noticed_and_choose_the_ridge() -> None:
     rows, fresh = clustered(60, 20, 0.05)
-    explainer = NObSP(network(8)).fit(rows)
+    explainer = NObSP(network(8), interactions=3).fit(rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # neighbourhoods tell that these functions are useless
-        unaware = NObSP(network(8), ridge=1e-5).fit(rows)
+        unaware = NObSP(network(8), interactions=3, ridge=1e-5).fit(rows)
     truth = explainer.score(fresh)
     assert "clusters" in codes(explainer)
     assert truth > unaware.score(fresh) + 0.05
@@ -64,7 +64,7 @@ def test_rows_without_clusters_raise_no_alarm(correlation: float) -> None:
     common = generator.normal(size=(800, 1))
     own = generator.normal(size=(800, 8))
     rows = correlation**0.5 * common + (1 - correlation) ** 0.5 * own
-    assert "clusters" not in codes(NObSP(network(8)).fit(rows))
+    assert "clusters" not in codes(NObSP(network(8), interactions=0).fit(rows))
 
 
 def test_named_groups_are_not_called_clusters() -> None:

@@ -46,8 +46,9 @@ def test_copies_of_a_row_do_not_judge_each_other() -> None:
         ).double()
         with torch.no_grad():
             net[0].weight.mul_(4)
-    plain = NObSP(net).fit(rows)
-    weighted = NObSP(net).fit(rows, sample_weight=generator.uniform(0.9, 1.1, size=60))
+    plain = NObSP(net, interactions=0).fit(rows)
+    weights = generator.uniform(0.9, 1.1, size=60)
+    weighted = NObSP(net, interactions=0).fit(rows, sample_weight=weights)
     assert weighted.health().rows == plain.health().rows == 60
     assert weighted.explained_[0] == pytest.approx(plain.explained_[0], abs=0.15)
     assert weighted.explained_[0] < weighted(fresh).explained()[0] + 0.25
