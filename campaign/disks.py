@@ -137,5 +137,5 @@ PART = Part(
     count=150,
     sample=15,
     run=run,
-    seconds=60.0,
+    seconds=180.0,
 )

@@ -152,5 +152,5 @@ PART = Part(
     count=800,
     sample=20,
     run=run,
-    seconds=30.0,
+    seconds=120.0,
 )

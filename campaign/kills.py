@@ -77,5 +77,5 @@ PART = Part(
     count=KILLS * len(WRITERS),
     sample=10,
     run=run,
-    seconds=60.0,
+    seconds=180.0,
 )

@@ -258,5 +258,5 @@ PART = Part(
     count=1_000,
     sample=30,
     run=run,
-    seconds=60.0,
+    seconds=180.0,
 )

@@ -200,5 +200,5 @@ PART = Part(
     count=800,
     sample=9,
     run=run,
-    seconds=60.0,
+    seconds=180.0,
 )

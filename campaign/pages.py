@@ -201,5 +201,5 @@ PART = Part(
     count=100,
     sample=5,
     run=run,
-    seconds=120.0,
+    seconds=240.0,
 )

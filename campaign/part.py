@@ -23,7 +23,7 @@ class Part:
     count: int  # how many cases a whole run has
     sample: int  # how many of them `make test` runs
     run: Callable[[int, int], Outcome]  # (seed, number of the case) -> how it ended
-    seconds: float = 20.0  # after which a case counts as hung
+    seconds: float = 120.0  # after which a case counts as hung, also on a busy machine
     memory: int = MEMORY_LIMIT  # bytes that a case may need beside what was there
 
 

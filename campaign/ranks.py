@@ -21,8 +21,8 @@ from campaign.part import Part, generator
 
 RANKS = 2
 # What the group itself is told; a failure must come within this and the time a process takes to start.
-GROUP_SECONDS = 15
-STATED_SECONDS = 60.0
+GROUP_SECONDS = 30
+STATED_SECONDS = 120.0
 SITUATIONS = ("killed", "slow", "absent", "ray")
 
 
@@ -197,7 +197,7 @@ PART = Part(
     count=80,
     sample=2,
     run=run,
-    seconds=240.0,
+    seconds=400.0,
 )
 
 if __name__ == "__main__":

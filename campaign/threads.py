@@ -266,5 +266,5 @@ PART = Part(
     count=1_000,
     sample=12,
     run=run,
-    seconds=150.0,
+    seconds=300.0,
 )

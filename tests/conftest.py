@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(int(THREADS))
+# A run in the background of a script ignores Ctrl-C, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Factorising matrices takes as long as the machine is slow, so no example has a deadline.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -233,7 +233,14 @@ def test_tabm_is_the_mean_of_its_members(several: bool) -> None:
     tabm = pytest.importorskip("tabm", reason="tabm is not installed")
     torch.manual_seed(0)
     cardinalities = [3, 4] if several else None
-    model = tabm.TabM.make(n_num_features=3, cat_cardinalities=cardinalities, d_out=1, k=8)
+    model = tabm.TabM.make(
+        n_num_features=3,
+        cat_cardinalities=cardinalities,
+        d_out=1,
+        k=8,
+        n_blocks=2,
+        d_block=64,
+    )
     train(model, *((NUMBERS, CODES) if several else (NUMBERS,)))
     X = (NUMBERS, CODES) if several else NUMBERS
     explainer = NObSP(model, background=8, interactions=2).fit(X)
