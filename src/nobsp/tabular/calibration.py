@@ -1,6 +1,6 @@
 """All terms at once: tables over the background, the head as prior, and a correction judged on rows held out.
 
-    f(x) ≈ base + Σ_S [ Δ̃_S(x_S) Wᵀ + Δ̃_S(x_S held at the selected range) δ_S ]
+    f(x) ≈ base + Σ_S [ Δ̃_S(x_S) Wᵀ + Δ̃_S(x_S held at the calibrated range) δ_S ]
 
 Δ_S is the representation of the term's features averaged over the background rows, and purified: what a pair does on
 average over its partner's calibration rows belongs to the feature alone. The first part is partial dependence; δ is
@@ -174,17 +174,17 @@ def calibrate_terms(setting: Setting, *, progress: bool = False) -> Estimate:
 
 
 def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress: bool) -> Estimate:
-    """The steps of the method, in its order."""
+    """The steps of the method, in its order: rows, terms, whether they hold, and the functions made of them."""
     options = setting.options
     interactions = setting.pairs()
     background = setting.background()
+
     inputs = as_model_takes(setting.summary.sample[:_COUNTED_ROWS], setting.readout)
     operations = count_operations(represent, inputs)
 
     with use_threads(1 if operations < _FEW_OPERATIONS else None):
         effort = choose_effort(operations, len(setting.domains))
         effort, sample = _read_sample(setting, represent, meter, effort, background, interactions)
-
         shortcut = find_shortcut(setting.adapted.forest, sample, setting.weight, spend=meter.spend)
         terms = fit_terms(
             sample,
@@ -200,6 +200,7 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
             meter=meter,
             progress=progress,
         )
+
         meter.reserved = sum(direct.cost for direct in terms.direct) * (MEASURED_DIRECTLY + 1)
         terms, validity = _check_validity(setting, terms, represent)
         meter.reserved = 0
