@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import nobsp
+from nobsp.parts.attention import SplitAttention
 from tests.parts.streams import Attention, drawn, rows, tokens
 from tests.parts.test_explanation import huggingface
 
@@ -180,6 +181,44 @@ def test_heads_and_units_of_transformers_go(kind: str) -> None:
     kinds = {layer.kind for layer in pruned.layers}
     assert kinds == {"heads", "units"}
     assert all(layer.after == layer.before // 2 for layer in pruned.layers)
+
+
+def test_heads_of_torchs_own_attention_go_and_untouched_layers_stay_what_they_were() -> None:
+    layer = nn.TransformerEncoderLayer(8, 4, 16, batch_first=True, norm_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    model = drawn(nn.Sequential(encoder, nn.Flatten(), nn.Linear(24, 2)))
+    x = rows(300, 3, 8)
+
+    pruned = nobsp.prune(model, x, keep=0.5, protect=["0.layers.1.self_attn"])
+
+    heads = [layer for layer in pruned.layers if layer.kind == "heads"]
+    assert [layer.name for layer in heads] == ["0.layers.0.self_attn.out_proj"]
+    assert (heads[0].before, heads[0].after) == (4, 2)
+    assert isinstance(pruned.model[0].layers[1].self_attn, nn.MultiheadAttention)
+    assert pruned.measured_change < 0.5
+    # Without a removal all stays as it was.
+    kept = nobsp.prune(model, x, keep=1.0)
+    assert kept.layers == ()
+    assert kept.model.state_dict().keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("masked", ["no", "causal", "padding"])
+def test_split_attention_is_the_same_attention(masked: str) -> None:
+    attention = drawn(nn.MultiheadAttention(8, 2, batch_first=True))
+    x = rows(3, 4, 8)
+    masks: dict[str, Tensor] = {}
+    if masked == "causal":
+        masks["attn_mask"] = torch.ones(4, 4, dtype=torch.bool).triu(1)
+    if masked == "padding":
+        masks["key_padding_mask"] = torch.tensor([[False, False, False, True]] * 3)
+
+    split = SplitAttention.of(attention)
+
+    with torch.no_grad():
+        expected = attention(x, x, x, need_weights=False, **masks)[0]
+        torch.testing.assert_close(split(x, x, x, **masks)[0], expected)
+    with pytest.raises(ValueError, match="itself"):
+        split(x, x.clone(), x)
 
 
 def test_the_rest_takes_over_more_than_it_did_alone() -> None:

@@ -127,7 +127,10 @@ class Finder:
         """Groups in the order of the forward pass, and layers that stay whole with the reason."""
         groups: list[Group] = []
         whole = [
-            (name, "its heads are rows of one matrix inside nn.MultiheadAttention")
+            (
+                name,
+                "its heads cannot be told apart (nn.MultiheadAttention with tokens first, or extra keys)",
+            )
             for name, layer in self.layers.items()
             if isinstance(layer, nn.MultiheadAttention)
         ]

@@ -25,6 +25,7 @@ from nobsp.arguments import (
 from nobsp.network.inference import Operations
 from nobsp.network.visit import keeps_torch_modes
 from nobsp.parts.anatomy import NoPartsError
+from nobsp.parts.attention import restore_whole, split_attention
 from nobsp.parts.groups import Finder, Group
 from nobsp.parts.pruned import Pruned, PrunedLayer, Size, WholeLayer
 from nobsp.parts.removal import RIDGE, Removal, remove_parts
@@ -207,7 +208,8 @@ def _prune(
     seen = Rows(rows.tensor[split.seen], rows.device, batch_size)
     unseen = Rows(rows.tensor[split.unseen], rows.device, batch_size)
 
-    whole = _copied(module)
+    original = _copied(module)
+    whole = _with_heads(original, rows)
     groups, left_whole = _find_groups(whole, rows, protect)
     surgeon = _Surgeon(whole, groups, seen, seed=seed, recipe=recipe)
     if keep is not None:
@@ -215,10 +217,10 @@ def _prune(
     else:
         assert budget is not None, "one of the two is given"
         counts = surgeon.share_out(budget, budget_of)
-    small = _copied(module)
-    small, layers, failed = surgeon.operate(small, counts)
+    small, layers, failed = surgeon.operate(copy.deepcopy(whole), counts)
+    restore_whole(small, original, {layer.name.rpartition(".")[0] for layer in layers})
     return _result(
-        whole,
+        original,
         small,
         unseen,
         labels,
@@ -261,6 +263,13 @@ def _copied(module: nn.Module) -> nn.Module:
         raise ValueError(
             f"model cannot be copied ({failure}), and it is not changed itself."
         ) from failure
+
+
+def _with_heads(original: nn.Module, rows: Rows) -> nn.Module:
+    """A copy whose heads can be told apart; a plain one where that does not give the same outputs."""
+    split = split_attention(original)
+    probe = rows.tensor[:2].to(rows.device)
+    return split if _agree(original, split, probe) else copy.deepcopy(original)
 
 
 def _find_groups(

@@ -30,7 +30,8 @@ _WHITE_LETTERS = 0.6
 
 def is_dissected(subject: Any) -> bool:
     """Whether a subject is an explanation of parts, or an ablation of them."""
-    return hasattr(subject, "parts") and hasattr(subject, "output_names")
+    parts = getattr(subject, "parts", None)
+    return isinstance(parts, tuple) and all(hasattr(part, "pieces") for part in parts)
 
 
 def parts_page(subject: Any, *, title: str | None, about: str | None) -> str:
