@@ -107,6 +107,10 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.recovery",
         "known functions over sizes, correlations and activations, with interactions",
     ),
+    "deploy": (
+        "benchmarks.deploy",
+        "functions as a model: parity of exports, speed, labels, edits, the fewest features",
+    ),
     "models": (
         "benchmarks.models",
         "any model as it comes: share explained on unseen rows, exactness, time beside SHAP",

@@ -627,6 +627,30 @@ class Functions:
             layout_of(self), table, dialect=dialect, keep=keep, contributions=contributions
         )
 
+    def to_excel(
+        self, path: str | os.PathLike[str], X: TableLike | None = None, *, lines: int = 20
+    ) -> None:
+        """Writes a workbook that predicts: rows to fill in, formulas beside them, tables behind them.
+
+        Sheets tell numbers apart by fifteen digits, and an empty text is an empty cell, which is missing; otherwise
+        cells are read as `predict` reads them.
+
+        Args:
+            path: Where to; an existing file is replaced, atomically.
+            X: Rows to fill in; an empty cell is a missing value.
+            lines: How many lines have formulas, where the rows are fewer.
+
+        Raises:
+            ImportError: If openpyxl is not installed.
+        """
+        from nobsp.tabular.exports.excel import write_excel
+        from nobsp.tabular.exports.layout import cells_of, layout_of
+
+        require_whole_number("lines", lines)
+        layout = layout_of(self)
+        rows = [] if X is None else cells_of(self, layout, X)
+        write_excel(layout, path, rows=rows, lines=int(lines))
+
     def to_javascript(self) -> str:
         """The functions as a JavaScript module without dependencies, for browsers and Node.
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nobsp._typing import FloatArray
+from nobsp._typing import FloatArray, TableLike
 from nobsp.arguments import quote
 from nobsp.frames import is_missing
 from nobsp.tabular.indexing import column_names, term_name
-from nobsp.tabular.lookup import Level, LevelAxis, NumberAxis
+from nobsp.tabular.lookup import Level, LevelAxis, NumberAxis, read_columns
 from nobsp.tabular.predicting import classes_of, has_probabilities
 
 if TYPE_CHECKING:
@@ -147,6 +147,18 @@ def _place_of(axis: NumberAxis | LevelAxis, *, held: bool) -> tuple[object, Plac
     absent = [position for position, level in enumerate(axis.levels) if is_missing(level)]
     missing = absent[0] if absent else None
     return axis.columns, LevelPlace(axis.columns, axis.levels, None, missing)
+
+
+def cells_of(functions: Functions, layout: Layout, X: TableLike) -> list[list[Any]]:
+    """The columns that are read, row by row, as plain Python values; None for what is missing or infinite."""
+    columns, n_rows = read_columns(functions, X)
+    by_column = []
+    for column in layout.used:
+        cells = [None if is_missing(cell) else cell for cell in columns[column].tolist()]
+        by_column.append(
+            [None if isinstance(c, float) and not np.isfinite(c) else c for c in cells]
+        )
+    return [[cells[row] for cells in by_column] for row in range(n_rows)]
 
 
 def texts_of_levels(place: LevelPlace, *, column: str, flags: Sequence[str]) -> list[list[str]]:
