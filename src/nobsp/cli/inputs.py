@@ -298,17 +298,12 @@ def read_table(
     chosen = named
     if chosen is None:
         chosen = list(known or [name for name in there if name not in apart])
-    why = {
-        "--target": [target] if target else [],
-        "--features": named or [],
-        "--model, fitted on others": chosen,
-    }
-    for option, names in why.items():
-        for name in names:
-            if name not in there:
-                raise UsageError(f"{option}: {path} has no column {name!r}; {suggest(name, there)}")
+    _require_columns([target] if target else [], there, path, reason="--target")
+    _require_columns(named or [], there, path, reason="--features")
+    _require_columns(chosen, there, path, reason="--model, fitted on others")
     if not chosen:
         raise UsageError(f"{path} has no column left for the model to take.")
+
     return Data(
         path=path,
         rows=frame[chosen],
@@ -318,6 +313,15 @@ def read_table(
         features=grouping.features,
         groups=frame[grouping.rows] if grouping.rows in there else None,
     )
+
+
+def _require_columns(
+    names: Sequence[str], there: Sequence[str], path: Path, *, reason: str
+) -> None:
+    """An error for the first of some columns that a table does not have; `reason` is the option that asks for it."""
+    for name in names:
+        if name not in there:
+            raise UsageError(f"{reason}: {path} has no column {name!r}; {suggest(name, there)}")
 
 
 def read_frame(path: Path, *, option: str) -> Any:
@@ -507,36 +511,58 @@ def find_pictures(folder: Path, options: ImageOptions, *, option: str, batch_siz
     require_path(folder, option, folder=True)
     if importlib.util.find_spec("PIL") is None:
         raise ImportError("reading images needs Pillow: pip install pillow.")
-    walked = os.walk(folder)
-    paths = sorted(
-        Path(home, name)
-        for home, _, names in walked
-        for name in names
-        if name.lower().endswith(_SUFFIXES)
-    )
+    paths = _image_files(folder)
     if not paths:
-        raise UsageError(
-            f"{option} {folder} holds no images ({', '.join(suffix[1:] for suffix in _SUFFIXES)})."
-        )
+        suffixes = ", ".join(suffix[1:] for suffix in _SUFFIXES)
+        raise UsageError(f"{option} {folder} holds no images ({suffixes}).")
+
     broken = tuple(path for path in paths if options.skip_broken and not _is_readable(path))
     paths = [path for path in paths if path not in broken]
     if not paths:
         raise UsageError(f"{option} {folder} holds only files that cannot be read as images.")
 
+    labels = tuple(_folder_in(folder, path) for path in paths)
+    mean, std = _normalisation(options)
+    pictures = Pictures(
+        folder=folder,
+        paths=tuple(paths),
+        labels=labels,
+        classes=tuple(sorted({label for label in labels if label is not None})),
+        size=_shape_of(options),
+        squash=options.fit == "squash",
+        mean=mean,
+        std=std,
+        batch_size=batch_size,
+        broken=broken,
+    )
+    if option != "--images" or options.limit is None:
+        return pictures
+    return pictures.chosen(range(min(options.limit, len(pictures))))
+
+
+def _image_files(folder: Path) -> list[Path]:
+    """Files of a folder, and of the folders in it, that are called like images."""
+    paths = []
+    for home, _, names in os.walk(folder):
+        paths += [Path(home, name) for name in names if name.lower().endswith(_SUFFIXES)]
+    return sorted(paths)
+
+
+def _folder_in(folder: Path, path: Path) -> str | None:
+    """The first folder on the way from a folder to a file in it, which is its class; None where there is none."""
+    parts = path.relative_to(folder).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+def _shape_of(options: ImageOptions) -> tuple[int, int] | None:
+    """Height and width that images are brought to; None where they stay as they are."""
     size = options.size
-    if size is not None and (len(size) > 2 or any(side < 1 for side in size)):
-        raise UsageError(
-            f"--size takes a side, or height and width, in pixels; found {' '.join(map(str, size))}."
-        )
-    inside = [path.relative_to(folder).parts for path in paths]
-    labels = tuple(parts[0] if len(parts) > 1 else None for parts in inside)
-    classes = tuple(sorted({label for label in labels if label is not None}))
-    shape = None if size is None else (size[0], size[-1])
-    preparation = (shape, options.fit == "squash", *_normalisation(options))
-    pictures = Pictures(folder, tuple(paths), labels, classes, *preparation, batch_size)
-    pictures = replace(pictures, broken=broken)
-    limited = option == "--images" and options.limit is not None
-    return pictures.chosen(range(min(options.limit or 0, len(pictures)))) if limited else pictures
+    if size is None:
+        return None
+    if len(size) > 2 or any(side < 1 for side in size):
+        sides = " ".join(map(str, size))
+        raise UsageError(f"--size takes a side, or height and width, in pixels; found {sides}.")
+    return size[0], size[-1]
 
 
 def _is_readable(path: Path) -> bool:
