@@ -86,6 +86,10 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.vision.texts",
         "sentiment networks: scores of words beside a lexicon of valence",
     ),
+    "sights": (
+        "benchmarks.vision.sights",
+        "sequences, decoders, CLIP, costs, duplicates, inputs from elsewhere: asked and measured",
+    ),
     "sparseness": (
         "benchmarks.vision.sparseness",
         "images: how concentrated maps are, by two formulas",

@@ -1,8 +1,9 @@
 """Scores of words from sentiment networks beside a lexicon: accounts, integrated gradients, occlusion and others.
 
-Two small transformers are trained on rated film reviews, one that reads the mean of its tokens and one that reads its
-first. Each way scores the words of unseen snippets, films and, as another kind of text, products; the valence that
-people gave to words is the truth. The snippets and the lexicon are those of Hutto & Gilbert (2014).
+Three small transformers are trained on rated film reviews: one that reads the mean of its tokens, one that reads its
+first, and a decoder, GPT-2's classifier, which reads the last that is no padding. Each way scores the words of unseen
+snippets, films and, as another kind of text, products; the valence that people gave to words is the truth. The snippets
+and the lexicon are those of Hutto & Gilbert (2014).
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.architectures import torchvision_models
 from benchmarks.data.files import find
 from benchmarks.report import Cell, Column, Report, Table, options, progress, publish
 from benchmarks.significance import bootstrap_interval
 from nobsp.vision import NObSPCam
 
 LENGTH, WIDTH, PAD, UNKNOWN, FIRST = 32, 64, 0, 1, 2
-SEEDS = (0, 1)
+SEEDS = (0,)
 SNIPPETS, LEAST_WORDS = 300, 2
+DECODER = "last (GPT-2)"
 INTEGRATED = "integrated gradients (32 passes)"
 Scores = NDArray[np.float64]
 
@@ -115,10 +118,48 @@ class Reader(nn.Module):
         return logits
 
 
-def trained(texts: Texts, words: int, reads: str, seed: int, epochs: int) -> Reader:
+class Decoder(nn.Module):
+    """Two blocks of GPT-2 with its own head for classes, which reads the last token that is no padding."""
+
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        torchvision_models()  # transformers imports torchvision, which has to be helped first
+        from transformers import GPT2Config, GPT2ForSequenceClassification
+
+        config = GPT2Config(
+            vocab_size=words,
+            n_positions=LENGTH,
+            n_embd=WIDTH,
+            n_layer=2,
+            n_head=4,
+            num_labels=2,
+            pad_token_id=PAD,
+            bos_token_id=FIRST,
+            eos_token_id=FIRST,
+            resid_pdrop=0.3,
+            embd_pdrop=0.3,
+            attn_pdrop=0.3,
+        )
+        self.network = GPT2ForSequenceClassification(config)
+
+    @property
+    def embed(self) -> nn.Module:
+        """The table of words."""
+        table: nn.Module = self.network.transformer.wte
+        return table
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        logits: Tensor = self.network(input_ids=input_ids, attention_mask=attention_mask).logits
+        return logits
+
+
+Network = Reader | Decoder
+
+
+def trained(texts: Texts, words: int, reads: str, seed: int, epochs: int) -> Network:
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
-        model = Reader(words, reads)
+        model = Decoder(words) if reads == DECODER else Reader(words, reads)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.05)
         steps = epochs * (1 + (len(texts.codes) - 1) // 64)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps)
@@ -142,7 +183,7 @@ def margin(logits: Tensor) -> Tensor:
     return logits[:, 1] - logits[:, 0]
 
 
-def gradients(model: Reader, texts: Texts) -> Scores:
+def gradients(model: Network, texts: Texts) -> Scores:
     """Gradient of the margin times the embedding."""
     kept: list[Tensor] = []
 
@@ -157,7 +198,7 @@ def gradients(model: Reader, texts: Texts) -> Scores:
     return np.asarray((slope * kept[0]).sum(2).detach().double())
 
 
-def integrated(model: Reader, texts: Texts) -> Scores:
+def integrated(model: Network, texts: Texts) -> Scores:
     """From the word "unknown" in every place, the usual neutral text; captum's, at the embeddings."""
     neutral = torch.where(texts.codes > FIRST, UNKNOWN, texts.codes)
     method = LayerIntegratedGradients(lambda codes, mask: margin(model(codes, mask)), model.embed)
@@ -172,7 +213,7 @@ def integrated(model: Reader, texts: Texts) -> Scores:
     return np.asarray(found.sum(2).detach().double())
 
 
-def occluded(model: Reader, texts: Texts) -> Scores:
+def occluded(model: Network, texts: Texts) -> Scores:
     """The margin less that with the word unknown."""
     before, parts = margin(model(texts.codes, texts.mask)), []
     for place in range(LENGTH):
@@ -183,12 +224,15 @@ def occluded(model: Reader, texts: Texts) -> Scores:
 
 
 def score_words(
-    model: Reader, known: Texts, texts: Texts
+    model: Network, known: Texts, texts: Texts
 ) -> tuple[dict[str, Scores], dict[str, float]]:
     """Scores (texts, places) by name, and each account's median residual as a share of its gain."""
     found: dict[str, Scores] = {}
     left = {}
-    for name, layer in (("account, words themselves", "embed"), ("account, layer found", None)):
+    layers: dict[str, str | None] = {"account, layer found": None}
+    if isinstance(model, Reader):  # of a decoder, the layer found is that of the words
+        layers = {"account, words themselves": "embed", **layers}
+    for name, layer in layers.items():
         maps = NObSPCam(model, layer=layer).fit(known.batch())(texts.batch(), 1, against=0)
         gain = maps.logits[:, 1] - maps.logits[:, 0] - (maps.base_values[1] - maps.base_values[0])
         found[name], left[name] = maps.account, float(np.median(np.abs(maps.residual / gain)))
@@ -223,7 +267,7 @@ class Judged:
     pooled: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     residuals: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def judge(self, model: Reader, known: Texts, fresh: Texts, lexicon: dict[str, float]) -> None:
+    def judge(self, model: Network, known: Texts, fresh: Texts, lexicon: dict[str, float]) -> None:
         self.right.append(
             float((model(fresh.codes, fresh.mask).argmax(1) == fresh.positive).double().mean())
         )
@@ -262,7 +306,7 @@ def main() -> None:
     cut = int(0.8 * len(words))
     seeds, epochs, most = (SEEDS[:1], 1, 100) if chosen.quick else (SEEDS, 6, SNIPPETS)
     rows: list[tuple[Cell, ...]] = []
-    for reads in ("mean", "first"):
+    for reads in ("mean", "first", DECODER):
         judged = {"films": Judged(), "products": Judged()}
         for seed in seeds:
             progress(f"reads its {reads}, seed {seed}")
@@ -310,7 +354,7 @@ def main() -> None:
             "epochs": epochs,
             "snippets": most,
         },
-        packages=("captum", "scipy"),
+        packages=("captum", "scipy", "transformers"),
     )
     publish(report, chosen)
 

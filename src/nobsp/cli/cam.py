@@ -118,7 +118,7 @@ def cam(
             same = "the same images" if others is pictures else others.where
             about = f"{loaded.name} ({loaded.origin}) on {pictures.where}, calibrated on {same}."
             about += "" if warning is None else f" Warning: {warning}"
-            title = output.title or f"Where {loaded.name} sees evidence"
+            title = output.title or f"What the network sees in {pictures.where}"
             _write_report(
                 folder / "report.html", pictures, explainer, chosen, title=title, about=about
             )
@@ -199,7 +199,7 @@ def confusions(
         console.warn(warning)
         if output.report and confused.pairs:
             console.step("writing the report")
-            title = output.title or f"What {loaded.name} confuses"
+            title = output.title or f"What the network confuses in {pictures.where}"
             _write_confusions(folder / "report.html", confused, explainer, pictures, others, title)
     right = int(confused.matrix.trace())
     every = int(confused.matrix.sum())

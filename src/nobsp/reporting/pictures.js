@@ -1,6 +1,8 @@
 // Images, their maps for and against a class, and what was found beside them.
 const pictures = data.pictures;
 const CANVAS = 168;
+// Above this share, evidence without a place in the image is told in words.
+const NOTEWORTHY = 0.1;
 
 if (pictures) {
   const { maps, hits, labels } = pictures;
@@ -126,6 +128,7 @@ function addMaps(card, head, panels, image, plate) {
     const logit = shown(maps.logits[plate * maps.outputs.length + targets[target]]);
     chosen.replaceChildren("evidence about ", bdi(name, "name"), ...rival, `, probability ${percent(maps.confidence[plate][target])}, `
       + `logit ${logit}` + (Math.abs(token) >= 0.005 ? `, class token ${signed(token)}` : "")
+      + (maps.without_place[plate][target] > NOTEWORTHY ? ` (${percent(maps.without_place[plate][target])} of the evidence has no place in the image)` : "")
       + (Math.abs(left) >= 0.005 ? `, left over ${signed(left)}` : ""));
   };
   const draw = () => {
@@ -256,6 +259,9 @@ function showLink(plate) {
 
 function headline() {
   const shares = (pictures.explained || []).filter((share) => share !== null), purity = pictures.hits?.purity;
+  if (shares.length && pictures.maps?.picture) {
+    return [Math.max(0, Math.min(...shares)), "of the logits' squares is in these maps. They are pictures: they show where a class is, and do not add up.", false];
+  }
   if (shares.length) {
     return [Math.max(0, Math.min(...shares)), "of how the logits vary is in the account, for the class it says least about.", true];
   }

@@ -194,9 +194,11 @@ def _maps_for_page(maps: MapsLike, shown: Positions) -> PageData:
         "captions": [maps.caption(kind) for kind in kinds],
         "against": maps.against,
         "scale": maps.scale,
+        "picture": bool(getattr(maps, "picture", False)),
     }
     for name in ("confidence", "residual", "class_token"):
         data[name] = known(getattr(maps, name)[shown].reshape(target.shape))
+    data["without_place"] = known(maps.share_without_place[shown].reshape(target.shape))
 
     for kind in kinds:
         values = getattr(maps, kind)[shown].reshape(*target.shape, height, width)

@@ -177,8 +177,11 @@ def _describe_layers_behind(feature_map: FeatureMap, account: Account) -> list[F
         message = "No linear layer makes the model's output, so the output is explained as it is."
         findings.append(Finding("note", "no_head", "", message))
     if is_full and feature_map.grid.prefix:
+        without_place = (
+            "1 token" if feature_map.grid.prefix == 1 else f"{feature_map.grid.prefix} tokens"
+        )
         message = (
-            f"{feature_map.grid.prefix} tokens of {layer!r} have no place: see maps.class_token; an earlier layer= "
+            f"Without a place in the image: {without_place} of {layer!r}, see maps.class_token. An earlier layer= "
             "costs more passes and gives better maps."
         )
         findings.append(Finding("note", "class_token", "", message))
