@@ -174,6 +174,7 @@ PAGES: dict[str, Callable[[], Names]] = {
     "command-line.md": table_names,
     "compare.md": dict,
     "compiled-format.md": table_names,
+    "functions.md": dict,
     "images.md": image_names,
     "models.md": tree_names,
     "neighbors.md": neighbor_names,

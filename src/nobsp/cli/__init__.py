@@ -1,4 +1,4 @@
-"""The command line: `nobsp explain`, `compare`, `check`, `cam`, `confusions`, `audit`, `prune`, `demo`, `version`."""
+"""The command line: `nobsp explain`, `compare`, `check`, `cam`, `audit`, `prune`, `export`, `predict` and others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rich.console import Console as Terminal
 
 from nobsp import __version__
 from nobsp.arguments import suggest
-from nobsp.cli import audit, cam, check, compare, explain, prune
+from nobsp.cli import audit, cam, check, compare, explain, functions, prune
 from nobsp.cli.options import (
     OUTPUT,
     Console,
@@ -60,6 +60,7 @@ _EXAMPLES = """\
     nobsp compare --model house.pt2 --data may.csv --against march.csv --out drift
     nobsp check --model house.pt2 --data houses.csv --feature rooms --shape increasing --out shapes
     nobsp cam --model models.py:resnet --weights net.safetensors --images pics
+    nobsp export --functions new/explainer.nobsp --to sql --table houses
     nobsp audit --model digits.pt2 --images scans --channels 1 --out audit
 
 **Exit codes**
@@ -140,6 +141,8 @@ def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
         cam.confusions,
         audit.audit,
         prune.prune,
+        functions.export,
+        functions.predict,
         demo,
         version,
     ]
