@@ -232,6 +232,13 @@ def _overlay(world: World, _: Path, spoiled: Arguments) -> Any:
     return world.maps.overlay(**{"images": world.images, **spoiled})
 
 
+def _prune(world: World, _: Path, spoiled: Arguments) -> Any:
+    rows = torch.tensor(world.X)
+    pruned = nobsp.prune(**{"model": world.network, "X": rows.float(), "keep": 0.5, **spoiled})
+    precision = next(pruned.model.parameters()).dtype
+    return pruned.model(rows.to(precision))
+
+
 REPORT_OPTIONS = {
     "title": "any",
     "about": "any",
@@ -325,6 +332,86 @@ TARGETS: tuple[Target, ...] = (
         {"X": "rows", "correlation": "share"},
         lambda world, _, spoiled: nobsp.NObSP.suggest_features(**{"X": world.X, **spoiled}),
         takes=(*ANY_WIDTH, *NO_NUMBERS),
+    ),
+    Target(
+        "NObSP.score",
+        {"X": "rows", "multioutput": "choice"},
+        lambda world, _, spoiled: world.explainer.score(**{"X": world.X, **spoiled}),
+        may_be_nan=True,
+    ),
+    Target(
+        "NObSP.check_shape",
+        {
+            "feature": "name",
+            "shape": "choice",
+            "X": "rows",
+            "tolerance": "share",
+            "output": "name",
+            "most_rows": "count",
+            "confidence": "share",
+        },
+        lambda world, _, spoiled: world.explainer.check_shape(
+            **{
+                "feature": COLUMNS[0],
+                "shape": "increasing",
+                "X": world.X,
+                "output": 0,
+                **spoiled,
+            }
+        ),
+    ),
+    Target(
+        "NObSP.fewest_features",
+        {"share": "share", "X": "rows"},
+        lambda world, _, spoiled: world.explainer.fewest_features(**{"X": world.X, **spoiled}),
+    ),
+    Target(
+        "NObSP.weak_spots",
+        {"X": "rows", "below": "share", "least_share": "share", "most_conditions": "count"},
+        lambda world, _, spoiled: world.explainer.weak_spots(**{"X": world.X, **spoiled}),
+    ),
+    Target(
+        "Functions.predict",
+        {"X": "rows"},
+        lambda world, _, spoiled: world.compiled.predict(**spoiled),
+    ),
+    Target(
+        "Functions.drop",
+        {"feature": "name", "X": "rows"},
+        lambda world, _, spoiled: world.compiled.drop(
+            **{"feature": COLUMNS[0], "X": world.X, **spoiled}
+        ).predict(world.X),
+    ),
+    Target(
+        "compare",
+        {"a": "object", "b": "object", "names": "list", "level": "share", "draws": "count"},
+        lambda world, _, spoiled: nobsp.compare(
+            **{"a": world.explanation, "b": world.explanation, "draws": 100, **spoiled}
+        ).to_frame(),
+        may_be_nan=True,
+    ),
+    Target(
+        "explain_parts",
+        {"model": "model", "X": "rows", "parts": "choice", "batch_size": "count"},
+        lambda world, _, spoiled: (
+            nobsp.explain_parts(
+                **{"model": world.network, "X": torch.tensor(world.X).float(), **spoiled}
+            ).values
+        ),
+        takes=ANY_NAMES,
+    ),
+    Target(
+        "prune",
+        {
+            "model": "model",
+            "X": "rows",
+            "keep": "share",
+            "held_out": "share",
+            "batch_size": "count",
+        },
+        _prune,
+        also=("model", "X", "keep", "budget"),
+        takes=ANY_NAMES,
     ),
     Target("Functions.save", {"path": "path"}, _save("compiled")),
     Target("Functions.load", {"path": "path"}, _load(lambda _: nobsp.Functions.load)),

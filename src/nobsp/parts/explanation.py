@@ -172,7 +172,7 @@ def explain_parts(
         reference = read_rows(module, background, name="background", batch_size=batch_size)
     if len(reference.tensor) < 2:
         raise ValueError(
-            "contributions are measured from the mean over rows, and there is only one; pass more rows as background."
+            "X has one row, and contributions are measured from the mean over rows; pass more rows as background."
         )
     require_deterministic(module, reference)
 

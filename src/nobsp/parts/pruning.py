@@ -22,7 +22,7 @@ from nobsp.arguments import (
     require_whole_number,
     suggest,
 )
-from nobsp.network.inference import Operations
+from nobsp.network.inference import Operations, evaluation_mode
 from nobsp.network.visit import keeps_torch_modes
 from nobsp.parts.anatomy import NoPartsError
 from nobsp.parts.attention import restore_whole, split_attention
@@ -203,6 +203,10 @@ def _prune(
     module = module_of(model)
     rows = read_rows(module, X, name="X", batch_size=batch_size)
     require_deterministic(module, rows)
+    with evaluation_mode(module) as run:
+        answer = result_of(run(next(rows.batches())))
+    if not answer.is_floating_point():
+        raise TypeError(f"model answers {answer.dtype}, and only real numbers have slopes.")
     split = _split(len(rows.tensor), held_out, seed)
     labels = None if y is None else _labels(y, len(rows.tensor))[split.unseen]
     seen = Rows(rows.tensor[split.seen], rows.device, batch_size)
@@ -445,12 +449,11 @@ class _Surgeon:
         caught: dict[str, Tensor] = {}
 
         def see(name: str, _: Tensor, leaving: Tensor) -> None:
-            leaving.retain_grad()
             caught[name] = leaving
 
         generator = torch.Generator().manual_seed(self.seed)
         chosen = self.rows.tensor[:_METRIC_ROWS]
-        with _seeing(self.whole, names, see), torch.enable_grad():
+        with _seeing(self.whole, names, see), _unfrozen(self.whole), torch.enable_grad():
             for batch in Rows(chosen, self.rows.device, self.rows.batch_size).batches():
                 outputs = result_of(self.whole(batch)).flatten(1)
                 for draw in range(_METRIC_DRAWS):
@@ -464,6 +467,19 @@ class _Surgeon:
                         _add_products(sums, name, layers[name], slope)
         share = 1 / (len(chosen) * _METRIC_DRAWS)
         return {name: total * share for name, total in sums.items()}
+
+
+@contextmanager
+def _unfrozen(copy: nn.Module) -> Iterator[None]:
+    """Lets slopes be taken through a copy of a network whose weights are frozen."""
+    frozen = [weight for weight in copy.parameters() if not weight.requires_grad]
+    try:
+        for weight in frozen:
+            weight.requires_grad_(True)
+        yield
+    finally:
+        for weight in frozen:
+            weight.requires_grad_(False)
 
 
 def _add_products(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp._typing import ArrayLike
-from nobsp.arguments import array_of, count, quote
+from nobsp.arguments import array_of, count, quote, refuse_unreadable
 from nobsp.network.batches import first_non_finite
 from nobsp.network.inference import device_and_dtype, evaluation_mode
 from nobsp.network.readout import checked, outputs_of, tensors_in
@@ -34,19 +34,24 @@ class Rows:
 
     def batches(self) -> Iterator[Tensor]:
         """Copies of some rows at a time: a model may write into its input."""
-        for some in torch.split(self.tensor, self.batch_size):
+        for some in torch.split(self.tensor, int(self.batch_size)):
             yield some.to(self.device, copy=True)
 
 
 def read_rows(model: nn.Module, X: ArrayLike, *, name: str, batch_size: int) -> Rows:
     """Rows from a tensor, an array or a frame; an error where they are no numbers."""
+    refuse_unreadable(X, name=name)
     if isinstance(X, Tensor):
         tensor = X.detach()
+        if tensor.is_complex() or (tensor.is_floating_point() and tensor.element_size() < 2):
+            raise TypeError(f"{name} must be real numbers that can be added, found {tensor.dtype}.")
     else:
         array = array_of(X, name=name)
         if array.dtype.kind not in "fiub":
             raise TypeError(f"{name} must be numbers, found dtype {array.dtype}.")
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        # Torch knows neither the other byte order nor longer doubles.
+        known = np.float64 if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
+        tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=known))
     if tensor.ndim < 2 or len(tensor) == 0:
         raise ValueError(
             f"{name} must have at least one row, each with at least one value, found the shape {tuple(tensor.shape)}."
@@ -56,7 +61,7 @@ def read_rows(model: nn.Module, X: ArrayLike, *, name: str, batch_size: int) -> 
         raise ValueError(f"{name} has {float(tensor[bad])} in row {bad[0]}; pass finite numbers.")
 
     device, dtype = device_and_dtype(model)
-    return Rows(_as_taken(model, tensor, device, dtype), device, batch_size)
+    return Rows(_as_taken(model, tensor, device, dtype), device, int(batch_size))
 
 
 def _as_taken(model: nn.Module, tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -102,11 +107,21 @@ def _chosen_by_caller(chosen: object) -> Tensor:
 
 
 def require_deterministic(model: nn.Module, rows: Rows) -> None:
-    """An error where a model answers otherwise each time, or depends on the rows beside."""
+    """An error where a model cannot take rows, answers NaN or otherwise each time, or depends on the rows beside."""
     _, dtype = device_and_dtype(model)
+    some = rows.tensor[:32]
     with evaluation_mode(model) as run:
+        try:
+            outputs = outputs_of(run(some.to(rows.device, copy=True)), len(some))
+        except RuntimeError as failure:
+            reason = str(failure).splitlines()[0]
+            raise ValueError(
+                f"model cannot take rows of X, each of the shape {tuple(some.shape[1:])} ({reason})."
+            ) from failure
+        if not all(bool(output.isfinite().all()) for output in outputs.values()):
+            raise ValueError("model answers NaN or infinity for rows of X.")
         require_function_of_row(
-            run, lambda x: x.to(rows.device, copy=True), rows.tensor[:32], outputs_of, dtype
+            run, lambda x: x.to(rows.device, copy=True), some, outputs_of, dtype
         )
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from nobsp import notebook
 from nobsp._typing import AnyArray, FloatArray
+from nobsp.arguments import require_choice
 from nobsp.base import Finding, describe_findings, is_healthy
 from nobsp.numerics import r_squared
 
@@ -175,8 +176,7 @@ def share_on_rows(predictions: FloatArray, residual: FloatArray) -> FloatArray:
 
 def average_share(shares: FloatArray, multioutput: MultiOutput) -> float | FloatArray:
     """One number, or one for every output, as scikit-learn's `r2_score` has it."""
-    if multioutput not in ("uniform_average", "raw"):
-        raise ValueError(f'multioutput must be "uniform_average" or "raw", found {multioutput!r}.')
+    require_choice("multioutput", multioutput, ("uniform_average", "raw"))
     if multioutput == "raw":
         return shares
     known = shares[np.isfinite(shares)]

@@ -378,7 +378,7 @@ _CHUNK_ROWS = 8192
 def feature_position(functions: Functions, name: str) -> int:
     """Position of a feature, or an error with the close matches."""
     names = functions.feature_names
-    if name not in names:
+    if not isinstance(name, str) or name not in names:
         raise ValueError(f"no feature {name!r}; {suggest(name, names)}")
     return names.index(name)
 

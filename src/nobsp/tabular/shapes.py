@@ -224,7 +224,7 @@ def _require_arguments(
 def _feature_number(fitted: Fitted, feature: str) -> int:
     """The position of a feature, or an error with the names that are close."""
     names = fitted.functions.feature_names
-    if feature not in names:
+    if not isinstance(feature, str) or feature not in names:
         raise ValueError(f"feature {feature!r} is not there; {suggest(feature, names)}")
     return names.index(feature)
 

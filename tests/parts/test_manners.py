@@ -1,0 +1,69 @@
+"""Rows and models that parts and pruning cannot use are refused by name, and frozen networks are pruned like others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import nobsp
+
+ROWS = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+ANSWERS: tuple[Callable[..., Any], ...] = (nobsp.explain_parts, nobsp.prune)
+
+
+def network(columns: int = 3) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(columns, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)
+        )
+
+
+UNREADABLE: dict[str, Callable[[], Any]] = {
+    "sparse": ROWS.to_sparse,
+    "meta": lambda: ROWS.to("meta"),
+    "complex": lambda: ROWS.to(torch.complex64),
+    "float8": lambda: ROWS.to(torch.float8_e4m3fn),
+    "masked": lambda: np.ma.masked_array(ROWS.numpy(), mask=True),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_rows_that_hold_no_plain_numbers_are_refused(answer: Callable[..., Any], name: str) -> None:
+    with pytest.raises(TypeError, match="X"):
+        answer(network(), UNREADABLE[name]())
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_rows_that_the_model_cannot_take_are_told(answer: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="model cannot take rows of X"):
+        answer(network(columns=5), ROWS)
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_model_that_answers_nan_is_refused(answer: Callable[..., Any]) -> None:
+    model = network()
+    with torch.no_grad():
+        model[0].weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="model answers NaN"):
+        answer(model, ROWS)
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_numbers_of_numpy_are_taken_as_they_are(answer: Callable[..., Any]) -> None:
+    rows = ROWS.numpy()
+    for same in (rows.astype(">f4"), rows.astype(np.longdouble)):
+        answer(network(), same, batch_size=np.int64(7))
+
+
+def test_a_frozen_network_is_pruned_and_stays_frozen() -> None:
+    model = network().requires_grad_(False)
+    pruned = nobsp.prune(model, ROWS, keep=0.5)
+    assert not any(weight.requires_grad for weight in model.parameters())
+    assert not any(weight.requires_grad for weight in pruned.model.parameters())
