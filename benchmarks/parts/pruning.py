@@ -6,6 +6,7 @@ import copy
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ METHODS = (
 )
 # Share of parts removed and calibration samples, by network: what two cores can do in an hour.
 SHARES = {
-    "resnet20": (0.1, 0.3, 0.5, 0.7),
+    "resnet20": (0.5, 0.7, 0.3, 0.1),
     "resnet18": (0.5,),
     "mobilenet": (0.1, 0.3),
     "vit": (0.1, 0.3, 0.5, 0.7),
@@ -194,21 +195,24 @@ def latency(subject: Subject, smaller: nn.Module) -> float:
         return 1 / race(lambda: subject.model(rows), lambda: smaller(rows), repeats=5).ratio
 
 
-def measure(name: str, *, quick: bool) -> dict[str, Any]:
-    """Accuracies by method and share, and sizes."""
+def measure(name: str, *, quick: bool, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Accuracies by method and share, and sizes; what is found so far is kept."""
     make = makers(quick=quick)[name]()
-    shares = (0.5,) if quick else SHARES[name]
     seeds = 1 if quick else SEEDS[name]
-    found: dict[str, Any] = {"accuracy": {}, "sizes": {}, "name": ""}
-    for seed in range(seeds):
-        subject = make(seed)
-        found["name"] = subject.name
-        found["whole"] = subject.accuracy(subject.model)
-        taylor = scores_by_taylor(subject)
-        for share in shares:
+    subjects = [make(seed) for seed in range(seeds)]
+    taylor = [scores_by_taylor(subject) for subject in subjects]
+    whole = subjects[0].accuracy(subjects[0].model)
+    found: dict[str, Any] = {
+        "name": subjects[0].name,
+        "whole": whole,
+        "accuracy": {},
+        "sizes": {},
+    }
+    for share in (0.5,) if quick else SHARES[name]:
+        for seed, subject in enumerate(subjects):
             for method in METHODS:
                 began = time.monotonic()
-                model, result = thin(subject, method, share, taylor)
+                model, result = thin(subject, method, share, taylor[seed])
                 accuracy = None if model is None else subject.accuracy(model)
                 found["accuracy"].setdefault(f"{share}", {}).setdefault(method, []).append(accuracy)
                 seconds = time.monotonic() - began
@@ -220,12 +224,16 @@ def measure(name: str, *, quick: bool) -> dict[str, Any]:
                         "latency": latency(subject, model),
                         "seconds": seconds,
                     }
+            if all(method in found["accuracy"][f"{share}"] for method in METHODS):
+                keep(found)
     return found
 
 
 def tables_of(found: dict[str, Any]) -> list[Table]:
     lines = []
-    for share, by_method in found["accuracy"].items():
+    for share, by_method in sorted(found["accuracy"].items()):
+        if share not in found["sizes"]:
+            continue  # a run that was not finished
         cells: list[Any] = [f"{float(share):.0%}"]
         for method in METHODS:
             values = by_method.get(method, [])
@@ -245,6 +253,11 @@ def tables_of(found: dict[str, Any]) -> list[Table]:
     return [Table(title, columns, tuple(lines))]
 
 
+def _keep(path: Path | None, found: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(found), encoding="utf-8")
+
+
 def main() -> None:
     parser = options((__doc__ or "").splitlines()[0])
     parser.add_argument("--only", choices=tuple(SHARES), help="one network; kept for a later run")
@@ -260,9 +273,8 @@ def main() -> None:
                 continue
             found = json.loads(path.read_text(encoding="utf-8"))
         else:
-            found = measure(name, quick=chosen.quick)
-            if not chosen.quick:
-                path.write_text(json.dumps(found), encoding="utf-8")
+            keep = partial(_keep, None if chosen.quick else path)
+            found = measure(name, quick=chosen.quick, keep=keep)
         tables += tables_of(found)
     report = Report(
         name="prune",

@@ -155,6 +155,9 @@ def test_layers_are_really_smaller_and_the_result_is_an_ordinary_module() -> Non
     again = torch.export.load(file).module()
     with torch.no_grad():
         torch.testing.assert_close(again(x[:7]), small(x[:7]))
+        # Without a compiler of C++, which not every machine has; the tracing is the same.
+        compiled = torch.compile(small, backend="eager")
+        torch.testing.assert_close(compiled(x[:7]), small(x[:7]))
 
 
 def test_the_model_is_left_as_it_was() -> None:
