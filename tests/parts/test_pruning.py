@@ -231,7 +231,7 @@ def test_the_rest_takes_over_more_than_it_did_alone() -> None:
     pruned = nobsp.prune(model, x, keep=0.25)
 
     [layer] = pruned.layers
-    kept = list(layer.kept)
+    kept = list(layer.stayed)
     with torch.no_grad():
         hidden = model[1](model[0](x))[:, kept]
         alone = hidden @ model[2].weight[:, kept].T

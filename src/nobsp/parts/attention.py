@@ -37,9 +37,11 @@ class SplitAttention(nn.Module):
         qkv.weight = nn.Parameter(weight.clone(), attention.in_proj_weight.requires_grad)
         if bias is not None:
             qkv.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
-        given = attention.out_proj
-        out_proj = nn.Linear(given.in_features, given.out_features, bias=given.bias is not None)
-        out_proj.load_state_dict(given.state_dict())
+        projection = attention.out_proj
+        out_proj = nn.Linear(
+            projection.in_features, projection.out_features, bias=projection.bias is not None
+        )
+        out_proj.load_state_dict(projection.state_dict())
         return cls(qkv, out_proj.to(weight), attention.num_heads).train(attention.training)
 
     def forward(

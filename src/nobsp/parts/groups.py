@@ -109,12 +109,12 @@ class Finder:
     def _entering_activation(self, module: str) -> int | None:
         """The one tensor that an activation reads from outside."""
         steps = self.activations[module]
-        made = {number for step in steps for number in step.outputs}
+        own = {number for step in steps for number in step.outputs}
         read = {
             number
             for step in steps
             for number in step.inputs
-            if number in self.graph.active and number not in made
+            if number in self.graph.active and number not in own
         }
         return read.pop() if len(read) == 1 else None
 
@@ -218,7 +218,7 @@ class Finder:
             if entering is not None:
                 return self._trace(entering, is_map=is_map)
         if step.name == "mul" and len(parents) == 2:
-            return self._both(parents, is_map=is_map)
+            return self._gated(parents, is_map=is_map)
         if len(parents) != 1:
             return f"{step.name} mixes several tensors"
         return self._through(step, value, parents[0], is_map=is_map)
@@ -227,7 +227,7 @@ class Finder:
         chain = self._trace(value, is_map=is_map)
         return chain.after(module) if isinstance(chain, Chain) else chain
 
-    def _both(self, parents: tuple[int, ...], *, is_map: bool) -> Chain | str:
+    def _gated(self, parents: tuple[int, ...], *, is_map: bool) -> Chain | str:
         """A product of two tensors, as in gated units: a part is a channel of both."""
         first, second = (self._trace(parent, is_map=is_map) for parent in parents)
         if isinstance(first, str):
@@ -280,9 +280,9 @@ class Finder:
             return None
         step = self.graph.step(heads.value)
         assert step is not None, "heads are made by a step"
-        made = [number for number in step.inputs if number in self.graph.active]
+        mixed = [number for number in step.inputs if number in self.graph.active]
         producers = tuple(
-            dict.fromkeys(name for number in made for name in self._linear_behind(number))
+            dict.fromkeys(name for number in mixed for name in self._linear_behind(number))
         )
         layer = self.layers[consumer]
         columns = n_columns(layer)

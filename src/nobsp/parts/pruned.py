@@ -38,7 +38,7 @@ class PrunedLayer:
     kind: str  # "units", "channels" or "heads"
     before: int
     after: int
-    kept: tuple[int, ...]  # numbers of the parts that stayed
+    stayed: tuple[int, ...]  # numbers of the parts that stayed
     rows_per_column: float  # calibration rows for each number that the layer reads
     cost: float  # expected squared change of the outputs, by what the others could not take over
 

@@ -288,18 +288,18 @@ def _find_groups(
 
     groups, others = find_groups(whole, rows.tensor[:2].to(rows.device))
     left_whole = [WholeLayer(name, reason) for name, reason in others]
-    kept = []
+    removable = []
     for group in groups:
         if any(_is_inside(name, protected) for name in (group.consumer, *group.producers)):
             left_whole.append(WholeLayer(group.consumer, "it is protected"))
         elif group.count < 2:
             left_whole.append(WholeLayer(group.consumer, "it reads one part only"))
         else:
-            kept.append(group)
-    if not kept:
+            removable.append(group)
+    if not removable:
         reasons = "; ".join(f"{layer.name}: {layer.reason}" for layer in left_whole[:5])
         raise NoPartsError(f"no part of this model can be taken out ({reasons}).")
-    return kept, tuple(left_whole)
+    return removable, tuple(left_whole)
 
 
 def find_groups(model: nn.Module, rows: Tensor) -> tuple[list[Group], list[tuple[str, str]]]:
@@ -368,7 +368,7 @@ class _Surgeon:
                     kind=group.kind,
                     before=group.count,
                     after=len(removal.alive),
-                    kept=tuple(removal.alive.tolist()),
+                    stayed=tuple(removal.alive.tolist()),
                     cost=sum(removal.costs),
                 )
             )
@@ -426,8 +426,8 @@ class _Surgeon:
         layer = dict(small.named_modules())[group.consumer]
         entering: list[Tensor] = []
 
-        def see(_: str, given: Tensor, __: Tensor) -> None:
-            entering.append(given)
+        def see(_: str, read: Tensor, __: Tensor) -> None:
+            entering.append(read)
 
         moments = _Moments(matrix_of(layer), towards_whole=self.recipe.towards_whole)
         with _seeing(small, [group.consumer], see), torch.no_grad():
@@ -601,12 +601,12 @@ def _agree(masked: nn.Module, cut: nn.Module, probe: Tensor) -> bool:
     with torch.no_grad():
         expected = result_of(masked(probe.clone()))
         try:
-            found = result_of(cut(probe.clone()))
+            outputs = result_of(cut(probe.clone()))
         except (RuntimeError, ValueError, TypeError, AttributeError):
             return False
     size = float(expected.abs().max())
     allowed = _ROUNDING * torch.finfo(expected.dtype).eps * max(size, 1e-30)
-    return found.shape == expected.shape and float((found - expected).abs().max()) <= allowed
+    return outputs.shape == expected.shape and float((outputs - expected).abs().max()) <= allowed
 
 
 See = Callable[[str, Tensor, Tensor], None]

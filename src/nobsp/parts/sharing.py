@@ -43,7 +43,7 @@ def share_out(
     sizes = _sizes(model, row, budget_of)
     total = sum(sizes.values())
     groups = [curve.group for curve in curves]
-    kept = [group.count for group in groups]
+    counts = [group.count for group in groups]
     steps = sorted(
         (
             step
@@ -54,11 +54,11 @@ def share_out(
     )
     for step in steps:
         for _ in range(step.parts):
-            if _left(sizes, groups, kept) <= budget * total:
-                return kept
-            if kept[step.group] > 1:
-                kept[step.group] -= 1
-    return kept
+            if _left(sizes, groups, counts) <= budget * total:
+                return counts
+            if counts[step.group] > 1:
+                counts[step.group] -= 1
+    return counts
 
 
 def _hull(curve: Curve, number: int, saved: float) -> list[_Step]:
@@ -114,10 +114,10 @@ def _saved_by_a_part(group: Group, sizes: Counter[str]) -> float:
     return sum(sizes[name] for name in set(names)) / group.count
 
 
-def _left(sizes: Counter[str], groups: Sequence[Group], kept: Sequence[int]) -> float:
+def _left(sizes: Counter[str], groups: Sequence[Group], counts: Sequence[int]) -> float:
     """What all layers take with fewer parts: those that make parts and those that read them shrink both."""
     shares = dict.fromkeys(sizes, 1.0)
-    for group, count in zip(groups, kept, strict=True):
+    for group, count in zip(groups, counts, strict=True):
         for name in {group.consumer, *group.producers, *group.channelwise}:
             if name in shares:
                 shares[name] *= count / group.count

@@ -67,7 +67,7 @@ class Stream:
 
     @property
     def stem(self) -> int | None:
-        """The number of what the first sum found in the stream: the embedding."""
+        """The number of what the first sum finds in the stream: the embedding."""
         return self.joins[0].trunk if self.joins else None
 
 
@@ -183,14 +183,14 @@ class Graph:
                 rank = position[parent]
                 furthest[rank] = max(furthest[rank], position[number])
 
-        found = []
+        passed_by_all = []
         # Where there are several beginnings, nothing before the last of them is passed by all.
         reach = max(begins)
         for rank, number in enumerate(order):
             if rank >= reach:
-                found.append(number)
+                passed_by_all.append(number)
             reach = max(reach, furthest[rank])
-        return found
+        return passed_by_all
 
     def terms(self, value: int, before: int) -> list[int]:
         """The terms of a sum; those of sums inside it too, as far as nothing else reads these."""
@@ -223,8 +223,8 @@ class Graph:
         return terms[costs.index(cheapest)]
 
     def _cost(self, term: int, before: int) -> tuple[int, int]:
-        made = [number for number in self.ancestors(term, (before,)) if number != before]
-        steps = {self.tape.producer[number] for number in made if number in self.tape.producer}
+        ancestors = [number for number in self.ancestors(term, (before,)) if number != before]
+        steps = {self.tape.producer[number] for number in ancestors if number in self.tape.producer}
         weighted = sum(is_weighted(self.tape.steps[position]) for position in steps)
         return weighted, len(steps)
 

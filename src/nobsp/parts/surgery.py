@@ -111,8 +111,8 @@ def _parameter(values: Tensor, former: Tensor) -> nn.Parameter:
 
 def _keep_rows(layer: nn.Module, rows: Tensor) -> None:
     weight = weight_of(layer)
-    kept = weight.detach()[:, rows] if is_transposed(layer) else weight.detach()[rows]
-    layer.weight = _parameter(kept, weight)
+    remaining = weight.detach()[:, rows] if is_transposed(layer) else weight.detach()[rows]
+    layer.weight = _parameter(remaining, weight)
     if isinstance(layer.bias, Tensor):
         layer.bias = _parameter(layer.bias.detach()[rows], layer.bias)
     name = "out_features" if isinstance(layer, nn.Linear) else "out_channels"

@@ -294,9 +294,9 @@ def _laid_out_like(tensor: Tensor, template: Tensor) -> Tensor:
     return laid_out.copy_(tensor)
 
 
-def _written_arguments(func: Any, given: int) -> tuple[int, ...]:
+def _written_arguments(func: Any, n_passed: int) -> tuple[int, ...]:
     """Positions of arguments that an operation writes."""
-    arguments = func._schema.arguments[:given]
+    arguments = func._schema.arguments[:n_passed]
     return tuple(
         position
         for position, argument in enumerate(arguments)

@@ -151,10 +151,10 @@ def _draw_map(ax: Axes, dissected: Sequence[Any], sizes: FloatArray, largest: fl
     n_heads = 1 + max(part.number for part in dissected if part.kind == "head")
     grid = np.full((len(lines), n_heads + 1), np.nan)
     for part, size in zip(dissected, sizes, strict=True):
-        place = part.number if part.kind == "head" else n_heads
+        column = part.number if part.kind == "head" else n_heads
         if part.kind in ("embedding", "attention"):
-            place = 0
-        grid[lines.index(part.block), place] = size
+            column = 0
+        grid[lines.index(part.block), column] = size
 
     shades = _axes.blend(_axes.NOTHING_TO_MUCH)
     ax.set_facecolor(_axes.EMPTY[0])
@@ -176,11 +176,11 @@ def _names_of_lines(lines: Sequence[int | None], dissected: Sequence[Any]) -> li
 
 def _write_numbers(ax: Axes, grid: FloatArray, largest: float) -> None:
     """The numbers themselves, dark on light and light on dark."""
-    for (line, place), size in np.ndenumerate(grid):
+    for (line, column), size in np.ndenumerate(grid):
         if np.isfinite(size):
             colour = "white" if size > _LIGHT * largest else _axes.text_colour(ax)
             text = f"{size:.2g}"
-            ax.text(place, line, text, ha="center", va="center", fontsize=SMALL, color=colour)
+            ax.text(column, line, text, ha="center", va="center", fontsize=SMALL, color=colour)
 
 
 def _draw_bars(ax: Axes, dissected: Sequence[Any], panel: _Sizes, max_display: int) -> None:

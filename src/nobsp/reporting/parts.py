@@ -106,8 +106,8 @@ def _map(parts: Sequence[Any], title: str, sizes: FloatArray, largest: float) ->
         in_block = n_heads and part.block is not None
         name = f"block {part.block}" if in_block else part.name
         cells = lines.setdefault(name, [None] * max(len(columns), 1))
-        place = n_heads if in_block and part.kind not in ("head", "attention") else 0
-        cells[part.number if part.kind == "head" else place] = _cell(float(size), largest)
+        column = n_heads if in_block and part.kind not in ("head", "attention") else 0
+        cells[part.number if part.kind == "head" else column] = _cell(float(size), largest)
     listed = list(lines.items())
     if not n_heads and len(listed) > 3 * _MOST_LISTED:
         strongest = set(np.argsort(-np.nan_to_num(sizes))[: 3 * _MOST_LISTED].tolist())
