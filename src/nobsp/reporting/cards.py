@@ -202,7 +202,7 @@ def _facts(
     )
     return (
         ("Model", describe_model(explainer.model)),
-        ("Outputs", f"{', '.join(explanation.output_names)} (before {explainer.link_})"),
+        ("Outputs", _outputs_in_words(explanation.output_names, explainer.link_)),
         ("Calibrated on", count(health.rows, "row")),
         (
             "Judged on",
@@ -216,6 +216,12 @@ def _facts(
             f"{count(len(explanation.terms) - n_mains, 'interaction')}",
         ),
     )
+
+
+def _outputs_in_words(names: Sequence[str], link: str) -> str:
+    """The outputs, and what the model applies to them afterwards."""
+    listed = ", ".join(names)
+    return listed if link == "identity" else f"{listed}, before the model's {link}"
 
 
 def _term_numbers(explanation: Explanation) -> list[dict[str, Any]]:
