@@ -73,33 +73,51 @@ def measure_coverage(name: str, correlation: float, *, repetitions: int) -> dict
     """The functions themselves as the model: coverage of 90% intervals, by term, and of SHAP's error bars."""
     design = DESIGNS[name]
     truth = true_gaps(design, correlation)
-    covered: dict[str, list[bool]] = {" × ".join(term): [] for term in truth}
+    # What does nothing has no gap, and is covered whatever the intervals are.
+    acting = [term for term in truth if term != ("x4",)]
+    covered: dict[str, list[bool]] = {" × ".join(term): [] for term in acting}
     by_shap: list[list[bool]] = []
     for repetition in range(repetitions):
         generator = np.random.default_rng([repetition, int(10 * correlation)])
         draw = partial(draw_rows, correlation=correlation, generator=generator)
-        explainer = nobsp.NObSP(design, features=list(NAMES)).fit(draw(CALIBRATED))
+        pairs = [term for term in truth if len(term) > 1]
+        explainer = nobsp.NObSP(design, features=list(NAMES), interactions=pairs or 0)
+        explainer.fit(draw(CALIBRATED))
         first, second = draw(GROUP) + SHIFT, draw(GROUP)
         comparison = nobsp.compare(explainer(first), explainer(second), random_state=repetition)
-        for term, gap in truth.items():
-            label = " × ".join(term)
-            is_covered = False
-            if label in comparison.entries:
-                interval = comparison.gap.take(comparison.entries.index(label))
-                is_covered = bool(interval.lower[0] <= gap <= interval.upper[0])
-            covered[label].append(is_covered)
+        for label, hits in covered.items():
+            interval = comparison.gap.take(comparison.entries.index(label))
+            gap = truth[tuple(label.split(" × "))]
+            hits.append(bool(interval.lower[0] <= gap <= interval.upper[0]))
 
         values = shap_values(design, np.concatenate([first, second]), draw(BACKGROUND))
         difference, bars = shap_difference(values, generator)
         expected = by_feature(truth)
-        by_shap.append(
-            list((difference + bars[0] <= expected) & (expected <= difference + bars[1]))
-        )
+        is_inside = (difference + bars[0] <= expected) & (expected <= difference + bars[1])
+        by_shap.append(list(is_inside[:-1]))
     return {
         "terms": {label: float(np.mean(hits)) for label, hits in covered.items()},
         "coverage": float(np.mean([hit for hits in covered.values() for hit in hits])),
         "shap": float(np.mean(by_shap)),
     }
+
+
+def measure_selection(correlation: float, *, repetitions: int) -> dict[str, Any]:
+    """Interactions chosen by default: how often a true one is left out, and how often a finding then tells."""
+    design = DESIGNS["interactions"]
+    left_out = 0
+    told = 0
+    for repetition in range(repetitions):
+        generator = np.random.default_rng([repetition, int(10 * correlation)])
+        draw = partial(draw_rows, correlation=correlation, generator=generator)
+        explainer = nobsp.NObSP(design, features=list(NAMES)).fit(draw(CALIBRATED))
+        comparison = nobsp.compare(
+            explainer(draw(GROUP) + SHIFT), explainer(draw(GROUP)), draws=200
+        )
+        if not set(PAIRS) <= set(explainer.terms_):
+            left_out += 1
+            told += any(finding.code == "residual" for finding in comparison.findings)
+    return {"repetitions": repetitions, "left_out": left_out, "told": told}
 
 
 def sampled_gaps(design: Design, first: Array, second: Array) -> Array:

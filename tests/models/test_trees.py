@@ -341,3 +341,31 @@ def test_more_thresholds_than_tables_hold_are_said() -> None:
     explainer = NObSP(model).fit(rows)
     assert "thresholds" in {finding.code for finding in explainer.health().findings}
     assert explainer.explained_[0] > 0.999
+
+
+def test_what_a_sparse_matrix_lacks_is_missing_to_xgboost_also_when_it_is_explained(
+    tmp_path: Path,
+) -> None:
+    import pandas as pd
+    from sklearn.compose import make_column_transformer
+    from sklearn.preprocessing import OneHotEncoder
+
+    xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed")
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "kind": generator.choice(list("abcdefgh"), 400),
+            "size": generator.normal(size=400) * (generator.random(400) < 0.3),
+        }
+    )
+    labels = ((frame["kind"] < "d") | (frame["size"] > 0.5)).astype(int)
+    encode = make_column_transformer(
+        (OneHotEncoder(), ["kind"]), remainder="passthrough", sparse_threshold=1.0
+    )
+    model = make_pipeline(encode, xgboost.XGBClassifier(n_estimators=8, n_jobs=1))
+    model.fit(frame, labels)
+    explainer = NObSP(model, interactions=0).fit(frame)
+    explainer.save(tmp_path / "e.nobsp")
+    for fitted in (explainer, NObSP.load(tmp_path / "e.nobsp", model)):
+        explained = fitted(frame).to_probability().predictions[:, 0]
+        np.testing.assert_allclose(explained, model.predict_proba(frame)[:, 1], atol=1e-6)

@@ -42,6 +42,10 @@ def adapt_estimator(model: ModelLike, coded: Coded | None) -> Adapted | None:
     if not preprocessing:
         return replace(adapted, feature_names=_names_of(model) or adapted.feature_names)
 
+    if type(last).__module__.startswith("xgboost") and _gives_sparse(preprocessing[-1][-1]):
+        # What a sparse matrix does not hold is missing to XGBoost: rows written out would be other rows.
+        return whole_pipeline(model, coded)
+
     encode = encoder_of(preprocessing)
     # Codes of the last step are of columns that the caller does not see, and so are thresholds unless scaled only.
     steps: dict[int, Array] = {}
@@ -65,6 +69,12 @@ def _two_classes(model: ModelLike) -> tuple[Any, ...]:
     if not isinstance(classes, np.ndarray) or classes.shape != (2,):
         return ()
     return tuple(classes.tolist())
+
+
+def _gives_sparse(step: Any) -> bool:
+    """Whether a fitted preprocessing step gives sparse matrices."""
+    # A column transformer decides while it is fitted, encoders are told.
+    return bool(getattr(step, "sparse_output_", getattr(step, "sparse_output", False)))
 
 
 def _split_pipeline(model: ModelLike) -> tuple[list[Any], Any]:
