@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -129,27 +129,12 @@ def find_map(
     _refuse_non_finite_state(module)
     chosen = None if layer is None else find_part(module, layer, argument="layer")
     x = probe.to(device, dtype if probe.is_floating_point() else probe.dtype, copy=True)
-    readout = None
     try:
         with evaluation_mode(module) as run:
             require_function_of_row(run, torch.clone, x, outputs_of, dtype)
             result = run(x.clone())
-
-        for shape in (tuple(output.shape) for output in tensors_in(result).values()):
-            if len(shape) > 2 and shape[0] == len(probe) and math.prod(shape[2:]) > 1:
-                raise ValueError(
-                    f"the model returns a map per class, of shape {shape[1:]}, not one number; say which number to "
-                    "explain, e.g. output=lambda out: out[:, 5, 20:40, 20:40].mean((1, 2))."
-                )
-
-        try:
-            readout = Readout.find(module, probe, head=head)
-            z = readout.represent(probe).to("cpu", torch.float64)
-        except ValueError:
-            # No linear layer ends the model: its output may be the average of a map, or of a tail that needs no head.
-            z, *more = outputs_of(result, len(probe)).values()
-            if head is not None or more or not bool(torch.isfinite(z).all()):
-                raise
+        _refuse_maps_per_class(result, len(probe))
+        z, readout = _find_representation(module, probe, result, head)
     except (RuntimeError, IndexError) as failure:
         raise ValueError(
             f"the model cannot take images of shape {tuple(probe.shape[1:])} ({failure}); pass images of the shape it "
@@ -182,6 +167,34 @@ def find_map(
     return search.ready(search.find(chosen))
 
 
+def _refuse_maps_per_class(result: Any, n_images: int) -> None:
+    """An error where a model returns a map for every class, and not a number."""
+    for output in tensors_in(result).values():
+        shape = tuple(output.shape)
+        if len(shape) > 2 and shape[0] == n_images and math.prod(shape[2:]) > 1:
+            raise ValueError(
+                f"the model returns a map per class, of shape {shape[1:]}, not one number; say which number to "
+                "explain, e.g. output=lambda out: out[:, 5, 20:40, 20:40].mean((1, 2))."
+            )
+
+
+def _find_representation(
+    module: nn.Module, probe: Tensor, result: Any, head: str | nn.Module | None
+) -> tuple[Tensor, Readout | None]:
+    """What enters the head, and how it is read; the output itself, and None, where no linear layer ends the model.
+
+    That may be the average of a map, or of a tail that needs no head.
+    """
+    try:
+        readout = Readout.find(module, probe, head=head)
+        return readout.represent(probe).to("cpu", torch.float64), readout
+    except ValueError:
+        z, *more = outputs_of(result, len(probe)).values()
+        if head is not None or more or not bool(torch.isfinite(z).all()):
+            raise
+        return z, None
+
+
 @dataclass(frozen=True, eq=False)
 class _Search:
     about: FeatureMap  # what is the same of all that are tried
@@ -195,19 +208,7 @@ class _Search:
 
         Where the caller has chosen a layer, its own.
         """
-        own = self.seen
-        what = "no layer of the model gives"
-        if chosen is not None:
-            own = [seen for seen in own if seen.module is chosen[1]]
-            own = [seen for seen in own if seen.side == "output"] or own
-            what = f"layer {chosen[0]!r} does not give"
-
-        if not own:
-            raise ValueError(
-                f"{what} a map with more than one location for images of shape {tuple(self.probe.shape[1:])}; maps "
-                "need a convolutional network or a transformer, an earlier layer, or larger images."
-            )
-
+        own = self._views_of(chosen)
         match = self.best(own)
         if match is not None:
             return match
@@ -231,22 +232,23 @@ class _Search:
                 pointless = pointless or tried
                 passed_on = id(views[0].raw)
 
-        if pointless:
-            raise ValueError(
-                f"the output depends on no location of {pointless!r}, only on its first tokens; name a layer through "
-                "which everything passes with layer=..., e.g. the block before the last."
-            )
+        raise _why_no_map(pointless, None if chosen is None else chosen[0])
 
-        if chosen is None:
-            raise ValueError(
-                "no map of the model makes the output by itself: other paths lead there too. Name one through which "
-                "everything passes with layer=..., or wrap the model so that there is one."
-            )
+    def _views_of(self, chosen: tuple[str, nn.Module] | None) -> list[_Seen]:
+        """All that was seen, or what a chosen layer returns, or is given where it returns no map."""
+        own = self.seen
+        what = "no layer of the model gives"
+        if chosen is not None:
+            own = [seen for seen in own if seen.module is chosen[1]]
+            own = [seen for seen in own if seen.side == "output"] or own
+            what = f"layer {chosen[0]!r} does not give"
 
-        raise ValueError(
-            f"layer {chosen[0]!r} does not make the output by itself: other paths lead there too. Choose one through "
-            "which everything passes, or layer=None, or wrap the model."
-        )
+        if not own:
+            raise ValueError(
+                f"{what} a map with more than one location for images of shape {tuple(self.probe.shape[1:])}; maps "
+                "need a convolutional network or a transformer, an earlier layer, or larger images."
+            )
+        return own
 
     def entrance(self, later: FeatureMap) -> FeatureMap:
         """The first map with as many locations, for a model that reads one token: what each place brings to it.
@@ -428,95 +430,140 @@ class _Search:
         )
 
 
+def _why_no_map(pointless: str, layer: str | None) -> ValueError:
+    """An error about a model none of whose maps makes the output, or about the layer that the caller chose."""
+    if pointless:
+        return ValueError(
+            f"the output depends on no location of {pointless!r}, only on its first tokens; name a layer through "
+            "which everything passes with layer=..., e.g. the block before the last."
+        )
+    if layer is None:
+        return ValueError(
+            "no map of the model makes the output by itself: other paths lead there too. Name one through which "
+            "everything passes with layer=..., or wrap the model so that there is one."
+        )
+    return ValueError(
+        f"layer {layer!r} does not make the output by itself: other paths lead there too. Choose one through "
+        "which everything passes, or layer=None, or wrap the model."
+    )
+
+
 def _observe(
     module: nn.Module, x: Tensor, makes: Callable[[Tensor, Pooling], bool], keep: nn.Module | None
 ) -> tuple[list[_Seen], Counter[str]]:
     """Every spatial tensor of one forward pass, and how it makes the representation; all calls."""
-    seen: list[_Seen] = []
-    counts: Counter[str] = Counter()
-    images = x.detach().clone()
-    space = space_of(x)
-    order = 0
-    recent: deque[list[_Seen]] = deque()
-    time_axis = TimeAxis()
-    is_sequence = len(space) == 1 and images.is_floating_point()
-
-    parts = {plain(name): part for name, part in module.named_modules()}
-
-    def note(side: Side, name: str, _: nn.Module, passing: Any) -> None:
-        nonlocal order
-        if (
-            not isinstance(passing, Tensor)
-            or not passing.is_floating_point()
-            or passing.ndim not in (3, len(space) + 2)
-        ):
-            return
-
-        if passing.shape[0] != len(images):
-            return
-
-        # Pixels are no map of their own unless they are asked for; time steps are.
-        is_input = passing.shape == images.shape and torch.equal(passing, images)
-        if is_input and not is_sequence and parts[name] is not keep:
-            return
-
-        order += 1
-        passing = passing.detach()
-        about = {
-            "order": order,
-            "name": name,
-            "module": parts[name],
-            "call": counts[name] - 1,
-            "side": side,
-        }
-        views = list(_views(about, passing, space, makes, text=not images.is_floating_point()))
-        if views:
-            # A copy, since the model may write into it, and one for all modules it passes; older ones are let go.
-            same = (
-                group[0].raw
-                for group in recent
-                if group[0].raw is not None and torch.equal(group[0].raw, passing)
-            )
-            raw = next(same, None)
-            raw = passing.clone() if raw is None else raw
-            recent.append(views)
-            for view in views:
-                view.raw = raw
-            while len(recent) > _LATEST:
-                for view in recent.popleft():
-                    held = view.module is keep or view.order <= _EARLIEST
-                    view.raw = view.raw if held else None
-
-        seen.extend(views)
-
-    def before(name: str, part: nn.Module, passing: Any) -> None:
-        counts[name] += 1
-        if is_sequence:
-            time_axis.note(part, passing)
-        note("input", name, part, passing)
-
+    observer = _Observer(module, x, makes, keep)
     with (
         evaluation_mode(module) as run,
-        hooked(run, parts, "input", before) as inputs_seen,
-        hooked(run, parts, "output", partial(note, "output")) as other,
+        hooked(run, observer.parts, "input", observer.before) as inputs,
+        hooked(run, observer.parts, "output", observer.after) as outputs,
     ):
-        inputs_seen.on = other.on = True
+        inputs.on = True
+        outputs.on = True
         run(x.clone())
-    if is_sequence:
-        for view in seen:
+    observer.note_time_axis()
+    return observer.seen, observer.counts
+
+
+class _Observer:
+    """Notes the spatial tensors that pass while a model runs once."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        x: Tensor,
+        makes: Callable[[Tensor, Pooling], bool],
+        keep: nn.Module | None,
+    ) -> None:
+        self.parts = {plain(name): part for name, part in module.named_modules()}
+        self.seen: list[_Seen] = []
+        self.counts: Counter[str] = Counter()
+        self._images = x.detach().clone()
+        self._space = space_of(x)
+        self._makes = makes
+        self._keep = keep  # the module whose tensors are held, however many come after them
+        self._order = 0
+        self._recent: deque[list[_Seen]] = deque()
+        self._time_axis = TimeAxis()
+        self._is_sequence = len(self._space) == 1 and self._images.is_floating_point()
+
+    def before(self, name: str, part: nn.Module, passing: Any) -> None:
+        """Looks at what a module is given."""
+        self.counts[name] += 1
+        if self._is_sequence:
+            self._time_axis.note(part, passing)
+        self._note("input", name, passing)
+
+    def after(self, name: str, _: nn.Module, passing: Any) -> None:
+        """Looks at what a module returns."""
+        self._note("output", name, passing)
+
+    def note_time_axis(self) -> None:
+        """Tells views of sequences along which axis layers walked."""
+        if not self._is_sequence:
+            return
+        for view in self.seen:
             if view.raw is not None and view.raw.ndim == 3:
-                view.walked = time_axis.layout_of(view.raw)
-    return seen, counts
+                view.walked = self._time_axis.layout_of(view.raw)
+
+    def _note(self, side: Side, name: str, passing: Any) -> None:
+        if not self._is_spatial(passing):
+            return
+        # Pixels are no map of their own unless they are asked for; time steps are.
+        is_input = passing.shape == self._images.shape and torch.equal(passing, self._images)
+        if is_input and not self._is_sequence and self.parts[name] is not self._keep:
+            return
+
+        self._order += 1
+        passage = _Passage(self._order, name, self.parts[name], self.counts[name] - 1, side)
+        is_text = not self._images.is_floating_point()
+        views = list(_views(passage, passing.detach(), self._space, self._makes, text=is_text))
+        if views:
+            self._hold(views, passing.detach())
+        self.seen.extend(views)
+
+    def _is_spatial(self, passing: Any) -> bool:
+        """Whether a tensor may be a map of these images."""
+        if not isinstance(passing, Tensor) or not passing.is_floating_point():
+            return False
+        has_axes = passing.ndim in (3, len(self._space) + 2)
+        return has_axes and passing.shape[0] == len(self._images)
+
+    def _hold(self, views: list[_Seen], passing: Tensor) -> None:
+        """Gives views a copy, as the model may write into it: one for all modules it passes; older ones are let go."""
+        held = [group[0].raw for group in self._recent if group[0].raw is not None]
+        raw = next((tensor for tensor in held if torch.equal(tensor, passing)), None)
+        if raw is None:
+            raw = passing.clone()
+        for view in views:
+            view.raw = raw
+
+        self._recent.append(views)
+        while len(self._recent) > _LATEST:
+            for view in self._recent.popleft():
+                if view.module is not self._keep and view.order > _EARLIEST:
+                    view.raw = None
+
+
+class _Passage(NamedTuple):
+    """Where a tensor passes."""
+
+    order: int
+    name: str
+    module: nn.Module
+    call: int
+    side: Side
 
 
 def _views(
-    about: dict[str, Any],
+    passage: _Passage,
     passing: Tensor,
     space: Space,
     makes: Callable[[Tensor, Pooling], bool],
     *,
     text: bool,
 ) -> Iterator[_Seen]:
+    """Every way to see a tensor as a map, and how each makes the representation."""
     signed = bool((passing < 0).any())
     # Of a text, every token has its place.
     for grid in grids_of(passing, space, prefixes=1) if text else grids_of(passing, space):
@@ -529,12 +576,15 @@ def _views(
                 for pooling in POOLINGS
                 if makes(used, pooling) and (pooling != "flatten" or first)
             ]
-            shape = tuple(maps.shape[2:])
             yield _Seen(
-                **about,
+                order=passage.order,
+                name=passage.name,
+                module=passage.module,
+                call=passage.call,
+                side=passage.side,
                 grid=grid,
                 relu=relu,
-                shape=shape,
+                shape=tuple(maps.shape[2:]),
                 channels=maps.shape[1],
                 poolings=poolings,
             )
@@ -544,18 +594,14 @@ def _makes(z: Tensor, eps: float, maps: Tensor, pooling: Pooling) -> bool:
     """Whether pooled maps are a representation, but for rounding."""
     parts = pooling.split("+")
     whole = pooling == "flatten"
-    if z.shape[1] != (maps[0].numel() if whole else maps.shape[1] * len(parts)) or not bool(
-        z.any()
-    ):
+    width = maps[0].numel() if whole else maps.shape[1] * len(parts)
+    if z.shape[1] != width or not bool(z.any()):
         return False
+
     pooled_map = pooled(maps.double(), pooling).cpu()
     sizes = pooled(maps.double().abs(), "flatten" if whole else "mean")
-    return bool(
-        (
-            (pooled_map - z).abs()
-            <= 8 * eps * (z.abs() + sizes.cpu().repeat(1, len(parts))) + 1e-300
-        ).all()
-    )
+    allowed = 8 * eps * (z.abs() + sizes.cpu().repeat(1, len(parts))) + 1e-300
+    return bool(((pooled_map - z).abs() <= allowed).all())
 
 
 def _other_tokens(tokens: Tensor) -> Tensor:
