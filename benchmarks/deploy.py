@@ -188,7 +188,7 @@ def parity(quick: bool) -> Table:
     for maker in makers[:1] if quick else makers:
         for case in maker(data):
             explainer = NObSP(
-                case.model, interactions=4, max_forward_rows=20_000, **(case.given or {})
+                case.model, interactions=4, max_forward_rows=200_000, **(case.given or {})
             ).fit(case.calibration)
             functions = explainer.compile()
             fresh = case.unseen

@@ -11,7 +11,7 @@ import numpy as np
 from nobsp._typing import AnyArray, FloatArray, ModelLike, TableLike
 from nobsp.arguments import require_number
 from nobsp.base import Finding, sort_findings
-from nobsp.numerics import r_squared
+from nobsp.numerics import evenly_spaced, r_squared
 from nobsp.tabular.health import Health
 from nobsp.tabular.heights import Ridge, add_tables, blocks_of, relative_penalties
 from nobsp.tabular.indexing import output_position
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Rule = str | Callable[[Any], Any]
 
+# Rows in whose measure a function is changed; its cost is measured on all.
+MOST_ROWS = 16_384
 # Rules that are words.
 _RULES = ("increasing", "decreasing", "smooth")
 # How strongly corrections of the others are held to none where they take over.
@@ -86,6 +88,15 @@ class Rows:
         outputs = None if model is None else outputs_of(functions, X, model)
         return cls(columns, n_rows, outputs)
 
+    def some(self) -> Rows:
+        """At most so many rows, at even distances, that every one can be set beside every node."""
+        chosen = evenly_spaced(self.count, MOST_ROWS)
+        if len(chosen) == self.count:
+            return self
+        columns = {column: values[chosen] for column, values in self.columns.items()}
+        outputs = None if self.outputs is None else self.outputs[chosen]
+        return Rows(columns, len(chosen), outputs)
+
     def chunk(self, functions: Functions) -> Chunk:
         """The rows as tables read them."""
         return Chunk(self.columns, slice(0, self.count), functions.column_names)
@@ -106,7 +117,7 @@ def edit(
     rows = Rows.read(functions, X, model)
     tables = _tables_with(functions, position)
     _require_function(tables, feature)
-    chunk = rows.chunk(functions)
+    chunk = rows.some().chunk(functions)
 
     if callable(rule):
         called = f"replaced by {getattr(rule, '__name__', 'a function')}"
@@ -175,9 +186,10 @@ def drop(
     tables = _tables_with(functions, position)
     others = without_feature(functions, position)
 
-    chunk = rows.chunk(functions)
+    some = rows.some()
+    chunk = some.chunk(functions)
     lost = np.sum([np.nan_to_num(table(chunk)) for table in tables], axis=0)
-    corrections, shares = _take_over(others, rows, lost)
+    corrections, shares = _take_over(others, some, lost)
     if take_over:
         others = _with_corrections(others, corrections)
     rule = f"{DROPPED}, the others taking over" if take_over else DROPPED

@@ -299,7 +299,7 @@ def fewest_features(
         raise ValueError(
             f"features cannot be compared: {names} have no table; give every feature one column."
         )
-    rows = Rows.read(functions, X, model)
+    rows = Rows.read(functions, X, model).some()
     assert rows.outputs is not None
     known = np.isfinite(rows.outputs).all(1)
     columns = {column: values[known] for column, values in rows.columns.items()}
