@@ -121,11 +121,7 @@ def report(
     if kind == "comparison":
         return _report_comparison(subject, target, title=title, about=about)
     rows = _count_rows(subject, kind)
-    if names is not None:
-        names = names_of("names", names)
-        if len(names) != rows:
-            raise ValueError(f"names must be one per row, {rows}, found {len(names)}.")
-
+    names = _names_of_rows(names, rows)
     data: PageData = {
         "about": about or "",
         "version": nobsp.__version__,
@@ -170,7 +166,18 @@ def report(
     return _write(render(data), target)
 
 
+def _names_of_rows(names: Sequence[str] | None, rows: int) -> tuple[str, ...] | None:
+    """Names of the rows, as many as there are; None where they go by position."""
+    if names is None:
+        return None
+    listed = names_of("names", names)
+    if len(listed) != rows:
+        raise ValueError(f"names must be one per row, {rows}, found {len(listed)}.")
+    return listed
+
+
 def _write(page: str, target: Path) -> Path:
+    """Puts a page into its file, whole or not at all."""
     with replacing(target) as draft:
         draft.write_text(page, encoding="utf-8", newline="\n")
     return target
@@ -184,10 +191,7 @@ def _report_comparison(
     from nobsp.reporting.comparisons import comparison_sheet
     from nobsp.reporting.sheets import html_of
 
-    page = html_of(comparison_sheet(comparison, title=title, about=about))
-    with replacing(target) as draft:
-        draft.write_text(page, encoding="utf-8", newline="\n")
-    return target
+    return _write(html_of(comparison_sheet(comparison, title=title, about=about)), target)
 
 
 def require_jinja2() -> None:
