@@ -28,7 +28,7 @@ settings.register_profile("local", deadline=None, suppress_health_check=[HealthC
 settings.register_profile(
     "ci", parent=settings.get_profile("local"), derandomize=True, print_blob=True
 )
-settings.register_profile("brief", parent=settings.get_profile("ci"), max_examples=10)
+settings.register_profile("brief", parent=settings.get_profile("ci"), max_examples=5)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
 
 FLAGS = [

@@ -211,8 +211,8 @@ def test_other_tables_with_the_same_rows_give_the_same_account(explainer, people
 
 def test_calibrating_on_polars_gives_the_same_functions(pipeline, explainer, people):
     complete = people.assign(city=people["city"].fillna("rome"), age=people["age"].fillna(40.0))
-    theirs = NObSP(pipeline).fit(pl.from_pandas(complete))
-    ours = NObSP(pipeline).fit(complete)
+    theirs = NObSP(pipeline, interactions=0).fit(pl.from_pandas(complete))
+    ours = NObSP(pipeline, interactions=0).fit(complete)
     assert_same_to_rounding(theirs(complete).values, ours(complete).values, within=CONTRIBUTIONS)
 
 
@@ -287,7 +287,10 @@ def test_the_columns_of_a_large_table_are_looked_at_one_by_one(kind):
 def test_columns_in_any_order_calibrate_the_same(people):
     X = people[["income", "unused"]]
     model = trained(make_pipeline(StandardScaler(), network(MLPRegressor)), X, X["income"] / 10)
-    straight, turned = NObSP(model).fit(X), NObSP(model).fit(X[["unused", "income"]])
+    straight, turned = (
+        NObSP(model, interactions=0).fit(X),
+        NObSP(model, interactions=0).fit(X[["unused", "income"]]),
+    )
     assert turned.functions_.feature_names == ("income", "unused")
     assert_same_to_rounding(straight(X).values, turned(X).values, within=CONTRIBUTIONS)
 
@@ -297,7 +300,10 @@ def test_a_pipeline_without_names_takes_arrays_and_frames_without_a_word(people)
     model = trained(
         make_pipeline(StandardScaler(), network(MLPRegressor)), X.to_numpy(), X["income"] / 10
     )
-    by_array, by_frame = NObSP(model).fit(X.to_numpy()), NObSP(model).fit(X)
+    by_array, by_frame = (
+        NObSP(model, interactions=0).fit(X.to_numpy()),
+        NObSP(model, interactions=0).fit(X),
+    )
     assert by_array.functions_.feature_names == ("x0", "x1")
     assert by_frame.functions_.feature_names == ("income", "unused")
     assert_same_to_rounding(by_array(X.to_numpy()).values, by_frame(X).values, within=CONTRIBUTIONS)
@@ -318,7 +324,9 @@ def test_a_group_of_names_and_numbers(pipeline, people):
 
 
 def test_baselines_are_in_the_callers_units(pipeline, people):
-    explainer = NObSP(pipeline, baseline={"age": 30, "city": "oslo", "code": 5}).fit(people)
+    explainer = NObSP(
+        pipeline, baseline={"age": 30, "city": "oslo", "code": 5}, interactions=0
+    ).fit(people)
     names = [name.partition("__")[2] for name in pipeline[0].get_feature_names_out()]
     baseline = dict(zip(names, explainer.baseline_, strict=True))
     row = people[:1].assign(age=30.0, city="oslo", code=5)
@@ -337,7 +345,7 @@ def test_baselines_are_in_the_callers_units(pipeline, people):
 def test_a_row_of_the_table_can_be_the_baseline(pipeline, people):
     row = people.dropna()[:1]
     for given in (row, row.iloc[0], row.to_numpy()[0]):
-        explainer = NObSP(pipeline, baseline=given).fit(people)
+        explainer = NObSP(pipeline, baseline=given, interactions=0).fit(people)
         # Numbers are taken back from what the preprocessing made of them.
         assert np.allclose(explainer(row).from_baseline().values, 0, atol=1e-6)
 
@@ -440,7 +448,7 @@ def test_a_pipeline_may_end_in_any_model(people):
     model = make_pipeline(StandardScaler(), RandomForestClassifier(10)).fit(
         X, X["income"] > X["income"].mean()
     )
-    explanation = NObSP(model).fit(X)(X)
+    explanation = NObSP(model, interactions=0).fit(X)(X)
     np.testing.assert_allclose(
         explanation.predictions[:, 0], model.predict_proba(X)[:, 1], rtol=CONTRIBUTIONS
     )
@@ -492,11 +500,11 @@ def test_repr_shows_what_was_changed(plain):
 
 def test_fit_returns_the_explainer_and_fit_again_replaces(plain):
     rng = np.random.default_rng(0)
-    explainer = NObSP(plain)
+    explainer = NObSP(plain, interactions=0)
     first, second = rng.normal(size=(30, 2)), rng.normal(size=(40, 2)) + 1
     assert explainer.fit(first) is explainer
     explainer.fit(second)
-    anew = NObSP(plain).fit(second)
+    anew = NObSP(plain, interactions=0).fit(second)
     assert_same_to_rounding(explainer(first).values, anew(first).values, within=CONTRIBUTIONS)
     assert explainer.health().rows == 40
 
@@ -529,7 +537,7 @@ def test_fitting_leaves_the_pipeline_as_it_was(people, answers):
     )
     before = [weight.copy() for weight in model[-1].coefs_]
     table = people.copy()
-    NObSP(model, interactions=1).fit(people)(people[:5])
+    NObSP(model, interactions=0).fit(people)(people[:5])
     assert all(np.array_equal(a, b) for a, b in zip(before, model[-1].coefs_, strict=True))
     pd.testing.assert_frame_equal(people, table)
 
