@@ -49,6 +49,10 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.everyday",
         "repeated rows, clusters, training rows, drift and others: headline beside truth",
     ),
+    "differences": (
+        "benchmarks.differences",
+        "the same cases of several tables with an earlier copy of the package: differences",
+    ),
     "swapped": (
         "benchmarks.swapped",
         "was the model trained on the calibration rows? A guess by swapping columns",

@@ -152,7 +152,7 @@ def main() -> None:
             tables=(table,),
             findings=(separation(losses[True], losses[False]),),
             seeds=seeds,
-            packages=("scikit-learn", "xgboost"),
+            packages=("scikit-learn",),
         ),
         chosen,
     )

@@ -38,7 +38,7 @@ def _recovered(problem: Problem, explainer: Any) -> Recovered:
         columns = [NAMES.index(name) for name in term]
         if len(columns) == 1:
             singles[:, columns[0]] = values
-        else:
+        elif len(columns) == 2:  # the designs have no triples to compare with
             i, j = sorted(columns)
             pairs[i, j] = values
     return Recovered(singles, None if explainer.interactions == 0 else pairs)
