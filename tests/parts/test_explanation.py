@@ -428,6 +428,57 @@ def test_what_cannot_be_done_is_refused_by_name(
         nobsp.explain_parts(model, x, **options)
 
 
+class Writing(nn.Module):
+    """Adds its branch by writing into slices of the stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.branch = nn.Linear(6, 3)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        stream = self.first(x)
+        stream[:, :3] += self.branch(stream).tanh()
+        stream[:, 3:] = stream[:, 3:] * 2
+        return self.head(stream)
+
+
+def test_a_model_that_writes_into_slices_is_followed_through_what_it_writes() -> None:
+    model = drawn(Writing())
+    x = rows(12, 4)
+
+    ex = nobsp.explain_parts(model, x)
+
+    assert_same_to_rounding(ex.predictions, logits_of(model, x), within=SUMS)
+    size = float(np.abs(ex.values).sum(1).max())
+    assert_same_to_rounding(ex.residual, np.zeros_like(ex.residual), within=SUMS, size=size)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(3, 5, batch_first=True)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cell(x)[0][:, -1])
+
+
+def test_units_of_a_recurrent_network_add_up_in_inference_mode_too() -> None:
+    model = Recurrent().eval()
+    x = rows(12, 4, 3).float()
+
+    with torch.inference_mode():
+        ex = nobsp.explain_parts(model, x.clone())
+        ablation = ex.ablation(x.clone(), most=2)
+        assert torch.is_inference_mode_enabled()
+
+    assert ex.feature_names == tuple(f"unit {number}" for number in range(5))
+    assert np.abs(ex.residual).max() < 1e-5
+    assert ablation.measured.sum() == 2
+
+
 def test_a_function_may_choose_what_is_explained() -> None:
     model = drawn(Transformer(last_norm=True))
     x = rows(12, 4, 3)

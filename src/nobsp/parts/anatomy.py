@@ -253,9 +253,10 @@ class Anatomy:
             chosen = _choose(tape.rerun_shifted(shifts, self.stream.output), columns)
         guesses = []
         for position in range(chosen.shape[1]):
-            total = chosen[:, position].sum()
+            chosen_output = torch.zeros_like(chosen)
+            chosen_output[:, position] = 1.0
             slopes = torch.autograd.grad(
-                total, list(shifts.values()), retain_graph=True, allow_unused=True
+                chosen, list(shifts.values()), chosen_output, retain_graph=True, allow_unused=True
             )
             guesses.append(self._first_order(tape, means, dict(zip(shifts, slopes, strict=True))))
         return torch.stack(guesses, dim=2)
@@ -306,6 +307,7 @@ def dissect(record: Callable[[Tensor], Tape], rows: Tensor, detail: Detail) -> A
 
     stream = find_stream(two)
     graph = Graph(two, stream.active)
+    _require_repeatable(graph, stream)
     if stream.joins and detail != "units":
         parts = name_parts(stream, split_heads=detail == "auto")
         start = stream.joins[0].value if stream.stem is None else stream.stem
@@ -341,6 +343,20 @@ def dissect(record: Callable[[Tensor], Tape], rows: Tensor, detail: Detail) -> A
         probe=two,
     )
     return _with_layouts(anatomy, three, flipped)
+
+
+def _require_repeatable(graph: Graph, stream: Stream) -> None:
+    """An error where running the steps again does not give what the model gave."""
+    tape = graph.tape
+    begins = {number: tape.values[number] for number in stream.active if not graph.parents(number)}
+    again = tape.rerun(begins, stream.output)
+    output = tape.values[stream.output]
+    size = output.abs().max().clamp_min(1e-30)
+    if not bool(((again - output).abs() <= 1e-3 * size).all()):
+        raise NoPartsError(
+            "the forward pass writes into tensors in a way that cannot be followed: its steps, run again, give other "
+            "outputs. Pass a model that makes new tensors where it writes into slices."
+        )
 
 
 def _with_layouts(anatomy: Anatomy, three: Tape, flipped: Tape) -> Anatomy:

@@ -21,7 +21,7 @@ from nobsp.arguments import (
 )
 from nobsp.base import Finding, Plots
 from nobsp.frames import frame_like
-from nobsp.network.visit import keeps_torch_modes
+from nobsp.network.visit import in_ordinary_modes
 from nobsp.parts.anatomy import Account, Anatomy, Detail, Means, dissect
 from nobsp.parts.names import Part
 from nobsp.parts.running import (
@@ -118,7 +118,7 @@ class PartsExplanation(Explanation):
         return read_lens(self, X)
 
 
-@keeps_torch_modes
+@in_ordinary_modes
 def explain_parts(
     model: nn.Module,
     X: ArrayLike,
@@ -386,7 +386,7 @@ class Lens:
         return Plots(self, ("lens",))
 
 
-@keeps_torch_modes
+@in_ordinary_modes
 def measure_ablation(
     explanation: PartsExplanation, X: ArrayLike, *, most: int | None = None
 ) -> Ablation:
@@ -436,7 +436,7 @@ def _strongest(watched: _Watched, rows: Rows, subject: _Subject, most: int | Non
     return sorted(size.argsort(descending=True)[:most].tolist())
 
 
-@keeps_torch_modes
+@in_ordinary_modes
 def read_lens(explanation: PartsExplanation, X: ArrayLike) -> Lens:
     """Outputs after the embedding and after each block."""
     subject: _Subject = explanation._subject

@@ -23,7 +23,7 @@ from nobsp.arguments import (
     suggest,
 )
 from nobsp.network.inference import Operations, evaluation_mode
-from nobsp.network.visit import keeps_torch_modes
+from nobsp.network.visit import in_ordinary_modes
 from nobsp.parts.anatomy import NoPartsError
 from nobsp.parts.attention import restore_whole, split_attention
 from nobsp.parts.groups import Finder, Group
@@ -83,7 +83,7 @@ class Recipe:
     takes_over: bool = True  # whether the parts that stay are fitted anew
 
 
-@keeps_torch_modes
+@in_ordinary_modes
 def prune(
     model: nn.Module,
     X: ArrayLike,

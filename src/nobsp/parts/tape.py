@@ -127,7 +127,8 @@ class Tape:
 
         for position in plan:
             step = self.steps[position]
-            for number, tensor in zip(step.outputs, step.run(read), strict=True):
+            # Recurrent layers return one more tensor at their end where gradients are wanted.
+            for number, tensor in zip(step.outputs, step.run(read), strict=False):
                 if number not in replaced:
                     changed[number] = tensor
         return read(stop)
@@ -211,6 +212,17 @@ class _Values:
     numbers: dict[int, int] = field(default_factory=dict)
     held: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
+    by_memory: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    def whole_of(self, tensor: Tensor) -> list[Tensor]:
+        """Other tensors in whose memory a tensor lies."""
+        if tensor.layout != torch.strided:
+            return []
+        return [
+            other
+            for other in self.by_memory.get(_memory_of(tensor), ())
+            if other is not tensor and other.is_contiguous() and other.numel() >= tensor.numel()
+        ]
 
     def number(self, tensor: Tensor) -> int:
         """The number of a tensor, a new one where it was not seen before."""
@@ -219,6 +231,8 @@ class _Values:
 
     def add(self, tensor: Tensor) -> int:
         """A new number for a tensor, which may have had another."""
+        if id(tensor) not in self.numbers and tensor.layout == torch.strided:
+            self.by_memory.setdefault(_memory_of(tensor), []).append(tensor)
         self.numbers[id(tensor)] = len(self.values)
         self.held.append(tensor)
         self.values.append(tensor.detach())
@@ -246,9 +260,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name: _swap(argument, self._slot, inputs) for name, argument in kwargs.items()
         }
         written = _written_arguments(func, len(args))
-        for position in written:
-            # What the tensor holds before it is written is kept under its old number.
-            self._values.values[slots[position].number] = args[position].detach().clone()
+        aliases = [
+            (position, other)
+            for position in written
+            for other in self._values.whole_of(args[position])
+        ]
+        # What tensors hold before they are written stays under their old numbers.
+        for tensor in (*(args[position] for position in written), *(other for _, other in aliases)):
+            number = self._values.number(tensor)
+            self._values.values[number] = tensor.detach().clone()
 
         result = func(*args, **kwargs)
         tensors = [args[position] for position in written] or _tensors_of(result)
@@ -257,7 +277,19 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._overloadpacket.__name__ in _SHAPES:
             inputs.clear()
         self._steps.append(Step(func, slots, named_slots, tuple(inputs), outputs, written, module))
+        for position, other in aliases:
+            self._write_through(args[position], other, module)
         return result
+
+    def _write_through(self, tensor: Tensor, other: Tensor, module: str) -> None:
+        """A step for what writing into a slice does to the tensor that it is a slice of."""
+        before = self._values.number(other)
+        source = self._values.number(tensor)
+        offset = tensor.storage_offset() - other.storage_offset()
+        args = (Slot(before), Slot(source), list(tensor.shape), list(tensor.stride()), offset)
+        after = self._values.add(other)
+        scatter = torch.ops.aten.as_strided_scatter.default
+        self._steps.append(Step(scatter, args, {}, (before, source), (after,), (), module))
 
     def _pass_on(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A second name for the same tensor is no step."""
@@ -282,6 +314,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             output=self._values.number(output),
             rows=rows,
         )
+
+
+def _memory_of(tensor: Tensor) -> int:
+    """Where the memory begins that a tensor lies in."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _laid_out_like(tensor: Tensor, template: Tensor) -> Tensor:
