@@ -47,7 +47,7 @@ print("right on unseen rows:", f"{pipeline.score(loans[1800:], repaid[1800:]):.1
 # %%
 # What is explained are log-odds, before they become probabilities; the second class is the one they speak
 # for.
-explainer = nobsp.NObSP(pipeline).fit(loans[1800:2600])
+explainer = nobsp.NObSP(pipeline, output_names=["repaid"]).fit(loans[1800:2600])
 explainer.health()
 
 # %%
