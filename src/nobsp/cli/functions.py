@@ -74,15 +74,13 @@ def export(
     console.show({"functions": repr(found), "files": {to: str(out)}}, _describe)
 
 
-def predict(
-    *, functions: Path, data: Path, out: Path | None = None, console: Console = Console()
-) -> None:
+def predict(*, functions: Path, data: Path, out: Path, console: Console = Console()) -> None:
     """Predict with functions alone.
 
     Args:
         functions: File of functions, or of an explainer.
         data: CSV or Parquet file with the columns that the functions read; others are left aside.
-        out: CSV file of predictions; stdout without.
+        out: CSV file of predictions.
         console: What is printed.
     """
     found = load_functions(functions)
@@ -95,9 +93,6 @@ def predict(
         frame = frame[[name for name in found.column_names if name in frame.columns]]
 
     columns = _columns_of(found, frame)
-    if out is None:
-        write_csv(Path("/dev/stdout"), columns)
-        return
     with replacing(out) as draft:
         write_csv(Path(draft), columns)
     console.show({"functions": repr(found), "files": {"predictions": str(out)}}, _describe)
