@@ -3,11 +3,11 @@
 from nobsp.plots.accounts import ledger, waterfall
 from nobsp.plots.curves import curves
 from nobsp.plots.differences import along, gaps, two_curves
+from nobsp.plots.dissection import lens, parts
 from nobsp.plots.health import health
 from nobsp.plots.importances import beeswarm, importance
 from nobsp.plots.interaction import interaction, interaction_matrix
 from nobsp.plots.maps import cam_grid, confusions, signal, words, words_html
-from nobsp.plots.parts import lens, parts
 from nobsp.plots.retrieval import retrieval_panel
 from nobsp.plots.sequences import windows
 
