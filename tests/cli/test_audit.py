@@ -175,12 +175,12 @@ def test_images_in_the_wrong_folder_are_found(nobsp: Run, gallery: Path, tmp_pat
         (
             ("--data", "kinds.csv", "--target", "kind", "--features", "a,b,c"),
             1,
-            "none of the classes",
+            "not one of the classes",
         ),
         (
             ("--data", "kinds.csv", "--target", "a", "--features", "b,c,code"),
             1,
-            "none of the classes",
+            "not one of the classes",
         ),
         (("--data", "kinds.csv", "--labels", "x.csv", "--target", "a"), 2, "--data needs --target"),
         (
@@ -229,8 +229,8 @@ def test_what_is_wrong_is_said_in_one_line(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--target", "kind"), "none of the classes"),
-        (("--target", "code", "--classes", "1", "2", "3"), "none of the classes"),
+        (("--target", "kind"), "not one of the classes"),
+        (("--target", "code", "--classes", "1", "2", "3"), "not one of the classes"),
         (("--target", "code", "--neighbours", "200"), "only 119 others"),
         (("--target", "code", "--output-names", "cat"), "output_names has 1 name"),
     ],
@@ -549,7 +549,7 @@ def test_decisions_about_one_of_several_classes_are_applied_to_its_column(
     [
         ((500, 500, "drop", "cat", ""), "row '500' is not in"),
         ((5, 5, "drop", "owl", ""), "on other data"),
-        ((5, 5, "burn", "dog", ""), "none of keep, relabel and drop"),
+        ((5, 5, "burn", "dog", ""), "not keep, relabel or drop"),
         ((5, 5, "relabel", "dog", ""), "no new_label"),
     ],
 )

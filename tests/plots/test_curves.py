@@ -320,7 +320,7 @@ def test_a_group_of_numbers_has_no_curve(table):
         nn.Linear(3, 1).double(), features={"place": [0, 1], "rooms": 2}, interactions=0
     ).fit(table)
     assert len(plots.curves(explainer)) == 1
-    with pytest.raises(ValueError, match="'place' is no function of one column"):
+    with pytest.raises(ValueError, match="'place' is not a function of one column"):
         plots.curves(explainer, "place")
 
 

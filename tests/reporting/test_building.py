@@ -160,7 +160,7 @@ def test_only_the_whole_account_of_its_explainer_makes_a_page(tmp_path, part):
     [
         ({"labels": [1, 2]}, "labels must be one per row"),
         ({"labels": ["a"] * 99}, "labels must be one per row"),
-        ({"truth": {"nobody": np.sin}}, "no feature"),
+        ({"truth": {"nobody": np.sin}}, "not a feature"),
         (
             {
                 "hits": type(

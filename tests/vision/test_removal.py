@@ -143,7 +143,7 @@ def test_evidence_beyond_all_measure_does_not_overflow() -> None:
 def test_logits_that_are_no_sum_over_locations_are_refused(
     model: nn.Module, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(ValueError, match="no sum over the locations"):
+    with pytest.raises(ValueError, match="not a sum over the locations"):
         NObSPCam(model, **options).fit(images(60)).removal(images(2))
 
 
