@@ -180,8 +180,8 @@ def main() -> None:
                 ),
             ),
             findings=(
-                "Influence ranks training rows as retraining does; a share of the logit does not. It ranks them less "
-                "well where classes are separable and next to no weight decay holds the weights.",
+                "Influence ranks training rows as retraining does, also where classes are separable and next to no "
+                "weight decay holds the weights; a share of the logit does not.",
             ),
             seeds=(SEED,),
             settings={},
