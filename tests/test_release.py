@@ -229,3 +229,9 @@ def test_the_conda_recipe_asks_for_what_is_declared() -> None:
         declared.add(f"{renamed.get(requirement.name, requirement.name)} {requirement.specifier}")
     assert recipe["context"]["version"] == nobsp.__version__
     assert set(recipe["requirements"]["run"][1:]) == declared
+
+
+def test_the_page_on_installing_names_every_extra() -> None:
+    page = (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    assert {extra for extra in extras if f"| `{extra}` |" not in page} == set()
