@@ -51,6 +51,31 @@ def _figures_are_closed() -> Iterator[None]:
         pyplot.close("all")
 
 
+def _surroundings() -> dict[str, Any]:
+    """What a test must leave as it was: all later tests of its worker live in it."""
+    return {
+        "threads of torch": torch.get_num_threads(),
+        "gradients": torch.is_grad_enabled(),
+        "default type": torch.get_default_dtype(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "folder": os.getcwd(),
+        "handler of Ctrl-C": signal.getsignal(signal.SIGINT),
+        "a timer": signal.getitimer(signal.ITIMER_REAL) != (0.0, 0.0),
+        "process group": torch.distributed.is_initialized(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _surroundings_are_kept() -> Iterator[None]:
+    """A test that leaves something behind fails itself, and not a later one."""
+    before = _surroundings()
+    yield
+    after = _surroundings()
+    changed = [name for name, value in before.items() if after[name] != value]
+    assert changed == [], f"the test leaves behind other {', '.join(changed)}"
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """A real Chromium. Playwright can be started once in a process, so all tests share it."""
