@@ -120,8 +120,12 @@ STARTS = {
     ("multiprocessing", "Process"),
     ("multiprocessing", "Pool"),
 }
-# Scripts that tests run in a process of their own, whose children are killed on purpose.
-SCRIPTS = {"tests/neighbors/interrupted.py", "tests/tabular/interrupted.py"}
+# Scripts that tests run in a process of their own, which forks before it has any other thread.
+SCRIPTS = {
+    "tests/meeting.py",
+    "tests/neighbors/interrupted.py",
+    "tests/tabular/interrupted.py",
+}
 
 
 def calls_in(path: Path) -> set[tuple[str, str]]:
