@@ -710,6 +710,7 @@ def _require_fitting_rows(
     """An error where rows are not equally many, or not as wide as the spaces say."""
     if rows is None:
         return
+
     columns = [value for value in vars(rows).values() if value is not None]
     if any(column.ndim == 0 or len(column) != len(rows) for column in columns):
         raise ValueError("its rows are not equally many in all of their columns")
@@ -717,6 +718,7 @@ def _require_fitting_rows(
         raise ValueError("its rows have another shape")
     if spaces["activations"].width != rows.activations.shape[1]:
         raise ValueError("its rows are not as wide as its space")
+
     _require_sorts(rows)
     for space in spaces.values():
         space.vectors(rows.take(slice(0, 1)))  # whatever else does not fit together shows here
@@ -725,6 +727,7 @@ def _require_fitting_rows(
         and not 0 <= int(rows.predicted.min()) <= int(rows.predicted.max()) < outcomes.count
     ):
         raise ValueError("its rows are predicted as classes that are not there")
+
     labels_are_numbers = outcomes.classes is not None and not outcomes.several
     if rows.labels is None or not len(rows) or not labels_are_numbers:
         return

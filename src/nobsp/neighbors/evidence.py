@@ -273,6 +273,7 @@ def _classes(source: EvidenceSource, classes: Any, labels: AnyArray | None) -> A
                 f"classes must be {count} different labels, one per class in order, found {quote(classes)}."
             )
         return labels_of_classes
+
     if labels is not None and _are_output_names(labels, source):
         return np.asarray(source.output_names)
     if source.classes is not None and len(source.classes) == count:
@@ -283,6 +284,7 @@ def _classes(source: EvidenceSource, classes: Any, labels: AnyArray | None) -> A
         raise ValueError(
             "labels are names, but there is one output; pass classes=[if it is negative, if positive]."
         )
+
     return np.asarray(source.output_names)
 
 

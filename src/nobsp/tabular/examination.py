@@ -429,6 +429,7 @@ def choose_by_neighbourhoods(fit: Fit, neighbourhoods: Neighbourhoods) -> Fit:
         errors=torch.where(clustered, apart.errors, row_wise.errors),
         best=best,
     )
+
     return replace(refitted, held_out=held_out)
 
 

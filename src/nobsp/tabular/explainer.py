@@ -436,6 +436,7 @@ class NObSP(Explainer):
                         represent, fitted.readout, inputs, replaced, int(self.batch_size)
                     )
                 )
+
         measured = torch.cat(effects)
         unanswered = ~measured.isfinite().flatten(1).all(1)
         if bool(unanswered.any()):
@@ -443,6 +444,7 @@ class NObSP(Explainer):
             raise ValueError(
                 f"X has rows for which the model gives no finite answer, row {row} the first; leave them out."
             )
+
         return measured.numpy()
 
     @keeps_torch_modes

@@ -565,6 +565,7 @@ def _views(
 ) -> Iterator[_Seen]:
     """Every way to see a tensor as a map, and how each makes the representation."""
     signed = bool((passing < 0).any())
+
     # Of a text, every token has its place.
     for grid in grids_of(passing, space, prefixes=1) if text else grids_of(passing, space):
         maps = grid.maps(passing, space)
