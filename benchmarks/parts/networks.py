@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -97,12 +99,21 @@ class Block(nn.Module):
 
 
 class SmallViT(nn.Module):
-    """Patches of four pixels, averaged tokens."""
+    """Averaged tokens; of 32 pixels a side and three colours, patches of four pixels, unless told otherwise."""
 
-    def __init__(self, width: int = 72, depth: int = 4, num_heads: int = 6) -> None:
+    def __init__(
+        self,
+        width: int = 72,
+        depth: int = 4,
+        num_heads: int = 6,
+        *,
+        colours: int = 3,
+        patch: int = 4,
+        tokens: int = 64,
+    ) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(3, width, 4, 4)
-        self.places = nn.Parameter(0.02 * torch.randn(1, 64, width))
+        self.patches = nn.Conv2d(colours, width, patch, patch)
+        self.places = nn.Parameter(0.02 * torch.randn(1, tokens, width))
         self.blocks = nn.Sequential(*(Block(width, num_heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 10)
@@ -116,10 +127,15 @@ def trained_vit(*, epochs: int) -> nn.Module:
     """Trained on the training images that are there."""
     images = load_images("cifar10", split="train")
     rows = torch.from_numpy(images.array()) * 4 - 2
-    labels = torch.as_tensor(images.labels)
+    return _trained(SmallViT, rows, torch.as_tensor(images.labels), epochs)
+
+
+def _trained(
+    make: Callable[[], nn.Module], rows: Tensor, labels: Tensor, epochs: int, *, flips: bool = True
+) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = SmallViT()
+        model = make()
         steps = epochs * (len(rows) // 100)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, weight_decay=0.05)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.5e-3, total_steps=steps)
@@ -127,7 +143,8 @@ def trained_vit(*, epochs: int) -> nn.Module:
             progress(f"ViT, epoch {epoch + 1} of {epochs}")
             order = torch.randperm(len(rows))
             for batch in torch.split(order[: len(rows) // 100 * 100], 100):
-                flipped = rows[batch].flip(3) if torch.rand(()) < 0.5 else rows[batch]
+                flip = flips and float(torch.rand(())) < 0.5
+                flipped = rows[batch].flip(3) if flip else rows[batch]
                 optimizer.zero_grad()
                 functional.cross_entropy(model(flipped), labels[batch]).backward()
                 optimizer.step()
@@ -149,6 +166,21 @@ def vit(*, seed: int, calibration: int, test: int, model: nn.Module) -> Subject:
         torch.from_numpy(others.array()) * 4 - 2,
         torch.as_tensor(others.labels),
     )
+
+
+def digits(*, seed: int, model: nn.Module | None = None) -> Subject:
+    """A transformer small enough to be trained in seconds, on scikit-learn's digits of eight pixels a side."""
+    values, classes = load_digits(return_X_y=True)
+    rows = torch.as_tensor(values).float().reshape(-1, 1, 8, 8) / 8 - 1
+    labels = torch.as_tensor(classes)
+    order = torch.as_tensor(np.random.default_rng(0).permutation(len(rows)))
+    known = order[:1200]
+    unseen = order[1200:]
+    if model is None:
+        small = partial(SmallViT, 48, 3, colours=1, patch=2, tokens=16)
+        model = _trained(small, rows[known], labels[known], 25, flips=False)
+    chosen = known[np.random.default_rng(seed).permutation(len(known))[:600]]
+    return Subject("ViT, digits", model, rows[chosen], labels[chosen], rows[unseen], labels[unseen])
 
 
 def adult(*, seed: int, calibration: int, test: int, model: nn.Module | None = None) -> Subject:
@@ -184,6 +216,10 @@ def makers(*, quick: bool) -> dict[str, Callable[[], Callable[[int], Subject]]]:
         model = trained_vit(epochs=1 if quick else 5)
         return lambda seed: vit(seed=seed, calibration=400, test=few or 1000, model=model)
 
+    def small_transformer() -> Callable[[int], Subject]:
+        first = digits(seed=0)
+        return lambda seed: digits(seed=seed, model=first.model)
+
     def mlp() -> Callable[[int], Subject]:
         first = adult(seed=0, calibration=2000, test=few or 2400)
         return lambda seed: adult(seed=seed, calibration=2000, test=few or 2400, model=first.model)
@@ -193,5 +229,6 @@ def makers(*, quick: bool) -> dict[str, Callable[[], Callable[[int], Subject]]]:
         "resnet18": lambda: images(resnet18_cifar10, 400, 300),
         "mobilenet": lambda: images(mobilenet_v2, 200, 200),
         "vit": transformer,
+        "digits": small_transformer,
         "mlp": mlp,
     }
