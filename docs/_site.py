@@ -58,7 +58,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that are made."""
     for path, content in reference_pages().items():
         files.append(File.generated(config, path, content=content))
-    for path, content in tutorial_pages().items():
+    for path, content in tutorial_pages(str(config.nav)).items():
         files.append(File.generated(config, path, content=content))
     return files
 
@@ -82,11 +82,11 @@ def reference_pages() -> dict[str, str]:
     return pages
 
 
-def tutorial_pages() -> dict[str, str | bytes]:
-    """The pages of the examples with what they drew and wrote, and a page that shows them all."""
+def tutorial_pages(nav: str) -> dict[str, str | bytes]:
+    """The pages of the examples with what they drew and wrote, and a page that shows them in the order of `nav`."""
     pages: dict[str, str | bytes] = {}
     cards = []
-    for script in scripts():
+    for script in sorted(scripts(), key=lambda script: nav.find(f"tutorials/{script.stem}.md")):
         folder = make(script)
         content = read_script(script)
         for path in sorted(folder.iterdir()):
