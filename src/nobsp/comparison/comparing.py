@@ -214,8 +214,9 @@ def _findings(comparison: Comparison, stacks: Stacks) -> list[Finding]:
                 "note",
                 "functions_not_counted",
                 "",
-                "Intervals tell of the rows alone: how far the functions may move is not in a file "
-                "of an explainer, nor known as published. Compare with the explainer that was fitted.",
+                "Intervals tell of the rows alone for some functions or all: how far functions may move is not in a "
+                "file of an explainer, and not known as published, for features of several columns, and for very "
+                "many outputs. Compare with the explainer that was fitted.",
             )
         )
     for name, side in zip(comparison.names, stacks.sides, strict=True):

@@ -45,8 +45,15 @@ class Deviations:
 
     @property
     def known(self) -> bool:
-        """Whether there are any copies of the functions."""
-        return bool(self._copies) and self._chunk is not None
+        """Whether there are copies of all functions that do anything."""
+        if not self._copies or self._chunk is None:
+            return False
+        functions: Functions = self._account.origin
+        names = functions.feature_names
+        # A feature that the model never sees has no axis, and nothing to deviate.
+        unused = {table.features for table in functions.tables if not table.axes}
+        terms = [tuple(sorted(names.index(name) for name in term)) for term in self._account.terms]
+        return all(term in self._copies or term in unused for term in terms)
 
     @property
     def n_copies(self) -> int:
@@ -55,7 +62,7 @@ class Deviations:
 
     def of_term(self, term: Term) -> FloatArray | None:
         """Deviations of a term, (rows, copies, outputs); None where they are not known."""
-        if not self.known or self._mix is None or self._chunk is None:
+        if self._mix is None or self._chunk is None:
             return None
         functions: Functions = self._account.origin
         names = functions.feature_names

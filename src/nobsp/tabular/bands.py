@@ -20,8 +20,8 @@ from nobsp.tabular.tables import TablePiece, occupancy, purify, read, transfer
 COPIES = 64
 # Rows on which the copies' priors are read: the correction's share of a band changes little with more.
 _PRIOR_ROWS = 2048
-# Most bytes of deviations that are kept; past them those of further interactions are not.
-_MOST_BYTES = 1 << 26
+# Most bytes of deviations; where all terms and outputs together take more, none are kept.
+_MOST_BYTES = 1 << 28
 # Keeps a division by an eigenvalue of zero, without a ridge, finite.
 _LEAST = 1e-300
 
@@ -95,9 +95,11 @@ def copy_functions(fit: Fit, traces: Traces) -> Copies:
             pulled = _centre_on_rows(piece, pulled[None], fit, np.ones_like(draws[:1]))[0]
         moved = (copies - copies.mean(0) + ways * pulled).float()
         n_bytes += moved.numel() * moved.element_size()
-        if len(piece.term) == 1 or n_bytes <= _MOST_BYTES:
-            deviations[piece.term] = moved
-    return Copies(spreads, deviations)
+        deviations[piece.term] = moved
+        if n_bytes > _MOST_BYTES:
+            deviations.clear()
+    is_whole = n_bytes <= _MOST_BYTES
+    return Copies(spreads, deviations if is_whole else {})
 
 
 def _draw_rows(fit: Fit, generator: np.random.Generator) -> Array:
