@@ -49,6 +49,10 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.everyday",
         "repeated rows, clusters, training rows, drift and others: headline beside truth",
     ),
+    "triples": (
+        "benchmarks.triples",
+        "boosted trees of California: pairs and triples, beside TreeHFD in the same run",
+    ),
     "differences": (
         "benchmarks.differences",
         "the same cases of several tables with an earlier copy of the package: differences",
