@@ -210,8 +210,13 @@ def report(
             f"{np.min(shares):.2f} to {np.max(shares):.2f} (median {np.median(shares):.2f}).",
             *(
                 f"With interactions chosen by default and a correlation of {correlation}, a true one is left out in "
-                f"{said['left_out']} of {said['repetitions']} calibrations: it adds nothing to R² on rows like those, "
-                f"and its part of a gap is in the residual; {said['told']} of {said['left_out']} comparisons say so."
+                f"{said['left_out']} of {said['repetitions']} calibrations"
+                + (
+                    ": it adds nothing to R² on rows like those, and its part of a gap is in the residual; "
+                    f"{said['told']} of {said['left_out']} comparisons warn of that."
+                    if said["left_out"]
+                    else "."
+                )
                 for correlation, said in chosen_pairs.items()
             ),
         ),
