@@ -300,7 +300,7 @@ def speed(quick: bool) -> Table:
     homes = load("california_housing", seed=SEED)
     names = [f"x{k}" for k in range(homes.X_train.shape[1])]
     train = pd.DataFrame(homes.X_train, columns=names)
-    copies = 1 if quick else 25
+    copies = 1 if quick else 5
     big = pd.concat([pd.DataFrame(homes.X_test, columns=names)] * copies, ignore_index=True)
     model = xgboost.XGBRegressor(n_estimators=200, max_depth=4, n_jobs=1).fit(train, homes.y_train)
     functions = NObSP(model).fit(train[:2000]).compile()
