@@ -8,7 +8,7 @@ import pytest
 from benchmarks.__main__ import TABLES, main
 
 EXPECTED = (
-    "deploy", "differences", "sights",
+    "deploy", "differences", "sights", "triples",
     "synthetic", "faithfulness", "agreement", "deletion", "accounts", "sparseness", "pixel-faithfulness",
     "thorough", "class-token", "calibration-time", "purity", "audit", "statistics", "speed", "recovery", "models",
     "choosing", "varying", "audit-values", "select", "texts",
