@@ -242,6 +242,8 @@ def test_inputs_keep_the_kind_of_the_rows(dtype: torch.dtype) -> None:
         {"mean": torch.tensor([torch.nan, 0.0])},
         {"mean": torch.tensor([1e300, 0.0])},
         {"minimum": torch.tensor([torch.inf, 0.0])},
+        {"minimum": torch.tensor([-torch.inf, -1.0])},
+        {"maximum": torch.tensor([torch.nan, 3.0])},
         {"two_valued": torch.zeros(2)},
         {"groups": ((0,), (7,))},
         {"pieces": [torch.tensor([[torch.nan, 0.0]])]},

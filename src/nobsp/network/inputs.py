@@ -283,6 +283,9 @@ class Summary:
         low = self.minimum
         high = self.maximum
         missing = low.isnan()
+        is_finite = not bool(low.isinf().any()) and not bool(high.isinf().any())
+        if not is_finite or not torch.equal(high.isnan(), missing):
+            raise ValueError("its extremes are not finite")
         rounding = 1e-9 * (low.abs() + high.abs())
         outside = (self.mean < low - rounding) | (self.mean > high + rounding)
         if bool(outside.any()) or not torch.equal(self.mean.isnan(), missing):
