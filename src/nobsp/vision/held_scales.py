@@ -6,7 +6,8 @@ image,
 
     y = w ⊙ (x − x̄) / σ + b,    ∂y of x with σ a constant,
 
-and then one gradient at the image itself is as good a picture as one half-way from the mean image, for half the passes.
+and then one gradient at the image itself is about as good a picture as one half-way from the mean image, which takes a
+further pass.
 """
 
 from __future__ import annotations
