@@ -359,7 +359,7 @@ def _state_after(state: Health, entry: Edit, edited: Functions) -> Health:
         "note",
         "edited",
         entry.feature,
-        f"A person changed this function ({entry.rule}): it is no longer the model's. `history` tells "
+        f"This function was changed ({entry.rule}): it is no longer the model's. `history` tells "
         "what it cost, `undo` takes it back.",
     )
     names = set(edited.terms)
