@@ -533,3 +533,10 @@ def test_values_of_a_function_may_be_of_half_precision(plain_explainer: NObSP) -
 def test_an_output_that_is_not_there_is_named_by_its_argument(plain_explainer: NObSP) -> None:
     with pytest.raises(ValueError, match="b is no output"):
         plain_explainer(nets.table("silu", 3)).contrast(0, "elsewhere")
+
+
+def test_a_column_of_lists_is_refused_by_name() -> None:
+    frame = pd.DataFrame({"a": [[1], [2]] * 20, "b": np.arange(40.0), "c": np.arange(40.0)})
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    with pytest.raises((TypeError, ValueError), match="X"):
+        NObSP.as_published(model, features=["a", "b", "c"]).fit(frame)

@@ -202,7 +202,10 @@ def _names_in(column: Any) -> _Names | None:
     if not _holds_names(column):
         return None
     values = column.to_numpy() if is_series else column
-    known = {value for value in values.tolist() if not is_missing(value)}
+    try:
+        known = {value for value in values.tolist() if not is_missing(value)}
+    except TypeError as failure:  # lists and the like, which have no place among names
+        raise TypeError(f"X has a column of values that are no names ({failure}).") from failure
     kind = _kind_of_names(column.to_native() if is_series else column)
     return _Names(sorted(known, key=str), kind)
 
