@@ -110,15 +110,18 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-core
 	@$(INSTALL) -e ".[all,bench]" --group dev
 	@touch $@
 
-# The report's tests drive a real browser. Without one they are skipped, and say how to install it: a package manager
-# is run only where nobody's machine is changed by it.
+# Tests of pages drive a real browser, those of SQL a real PostgreSQL. Without them they are skipped, and say so.
+# A package manager is run where CI=true alone: elsewhere the machine is yours.
 $(VENV)/.stamp-browser: $(VENV)/.stamp-dev
-	@if command -v chromium >/dev/null; then :; \
+	@missing=""; \
+	command -v chromium >/dev/null || missing="chromium"; \
+	command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$$missing postgresql"; \
+	if [ -z "$$missing" ]; then :; \
 	elif [ "$${CI:-}" = true ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "installing chromium for the tests of the report"; \
-		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium chromium-driver; } >/dev/null 2>&1 \
-			|| echo "chromium could not be installed; the tests that need a browser will be skipped"; \
-	else echo "chromium was not found: the tests that need a browser will be skipped. To have one: sudo apt-get install chromium"; fi
+		echo "installing for the tests:" $$missing; \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $$missing; } >/dev/null 2>&1 \
+			|| echo "not installed: the tests that need these will be skipped:" $$missing; \
+	else echo "the tests that need these will be skipped; to have them: sudo apt-get install" $$missing; fi
 	@touch $@
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-core
