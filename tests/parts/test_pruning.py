@@ -332,3 +332,12 @@ def test_what_cannot_be_done_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         nobsp.prune(model, torch.randn(20, 4), **options)
+
+
+def test_numbers_that_overflow_are_refused_and_not_measured_as_nan() -> None:
+    table = rows(200, 6)
+    table[:, 0] = 1e38
+    network = drawn(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))).float()
+
+    with pytest.raises(ValueError, match="X makes the network's numbers overflow"):
+        nobsp.prune(network, table)
