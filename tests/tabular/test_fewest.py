@@ -8,6 +8,7 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 from nobsp import NObSP
+from nobsp.tabular import fewest as fewest_room
 from nobsp.tabular.heights import Ridge
 from tests.tolerances import COEFFICIENTS, assert_same_to_rounding
 
@@ -85,3 +86,12 @@ def test_everything_stays_where_everything_is_needed(table: pd.DataFrame) -> Non
         explainer.fewest_features(share=1.5)
     with pytest.raises(ValueError, match="rows"):
         explainer.fewest_features(X=independent.head(5))
+
+
+def test_none_are_enough_where_all_together_explain_nothing(table: pd.DataFrame) -> None:
+    numbers = table[["a"]].to_numpy()
+    functions = NObSP(lambda X: X, interactions=0).fit(numbers).compile()
+    # What is seen and what is held out contradict each other.
+    contradiction = np.where(fewest_room._hold_out(len(numbers))[:, None], -9 * numbers, numbers)
+    with pytest.raises(ValueError, match="X is explained with an R² of -"):
+        fewest_room.find_fewest(functions, {0: numbers[:, 0]}, contradiction, share=0.9)

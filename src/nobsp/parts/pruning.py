@@ -647,10 +647,9 @@ def _result(
     several = before.shape[1] > 1
     expected = sum(layer.cost for layer in layers)
     if not math.isfinite(expected + change + spread):
-        largest = float(unseen.tensor.double().abs().max())
         raise ValueError(
-            "X makes the network's numbers overflow when they are squared and added up (values up to "
-            f"{largest:.3g} in X); scale X as the network was trained on it, or leave out such rows."
+            "X makes the network's numbers overflow when they are squared and added up; scale X as "
+            "the network was trained on it, or leave out such rows."
         )
     return Pruned(
         model=small,

@@ -115,6 +115,11 @@ def find_fewest(
     is_held_out = _hold_out(n_rows)
     order, path = _go_one_by_one(problem, features, ~is_held_out)
     explained = [_share_explained(problem, coefficients, is_held_out) for coefficients in path]
+    if not explained[0] >= 0:
+        raise ValueError(
+            f"X is explained with an R² of {explained[0]:.3g} on held-out rows by all features together, worse than "
+            "by the mean, so that none can be told to be enough; look for extreme values in X, or calibrate anew."
+        )
     enough = [k for k, value in enumerate(explained) if value >= share * explained[0]]
     n_dropped = max(enough)
     gone = order[:n_dropped]
