@@ -258,6 +258,49 @@ def test_contrasts_of_classes_keep_their_intervals():
     assert "functions_not_counted" not in [finding.code for finding in contrast.findings]
 
 
+def test_rows_that_weigh_nothing_are_as_good_as_absent(explainer):
+    far = nobsp.NObSP(lambda X: 1000 + curved(X), interactions=0).fit(rows(0, 200))
+    first, second = far(rows(2, 70)), far(rows(3, 70))
+    weights = np.r_[np.ones(5), np.zeros(65)]
+    weighted = nobsp.compare(first, second, sample_weight=(weights, None), draws=200)
+    cut = nobsp.compare(first[:5], second, draws=200)
+    assert weighted.n_rows == (5, 70)
+    assert weighted.total.upper[0] - weighted.total.lower[0] < 20
+    for side in ("value", "lower", "upper"):
+        assert_same_to_rounding(
+            getattr(weighted.gap, side), getattr(cut.gap, side), size=1000.0, within=SUMS
+        )
+
+    single = np.r_[1.0, np.zeros(69)]
+    with pytest.raises(ValueError, match="a has 1 row with a sample_weight"):
+        nobsp.compare(first, second, sample_weight=(single, None))
+    with pytest.raises(ValueError, match="sample_weight"):
+        nobsp.compare(first, second, sample_weight=(np.zeros(70), None))
+    groups = np.r_[np.zeros(5), np.arange(1, 66)]
+    with pytest.raises(ValueError, match="groups of a"):
+        nobsp.compare(first, second, sample_weight=(weights, None), groups=(groups, None))
+
+
+def test_crossed_accounts_leave_out_the_same_rows(explainer, other):
+    first, second = rows(2, 60), rows(3, 80)
+    weights = np.r_[np.ones(20), np.zeros(40)]
+    weighted = nobsp.compare(
+        explainer(first),
+        other(second),
+        crossed=(explainer(second), other(first)),
+        sample_weight=(weights, None),
+        draws=100,
+    )
+    cut = nobsp.compare(
+        explainer(first[:20]),
+        other(second),
+        crossed=(explainer(second), other(first[:20])),
+        draws=100,
+    )
+    for part, estimates in weighted.parts.items():
+        assert_same_to_rounding(estimates.value, cut.parts[part].value, size=10.0, within=SUMS)
+
+
 def test_drawn_means_scatter_as_theory_says():
     generator = np.random.default_rng(0)
     values = generator.normal(size=(5000, 2))
@@ -289,7 +332,7 @@ def test_bad_input_is_refused_by_name(explainer, other):
         nobsp.compare(account, explainer(rows(3))[:1])
     with pytest.raises(ValueError, match="no rows"):
         nobsp.compare(account, account[:0])
-    with pytest.raises(ValueError, match="predictions"):
+    with pytest.raises(ValueError, match="predictions="):
         nobsp.compare(account, explainer.compile()(rows(3)))
     with pytest.raises(TypeError, match="Explanation"):
         nobsp.compare(account, explainer)
@@ -301,5 +344,7 @@ def test_bad_input_is_refused_by_name(explainer, other):
         nobsp.compare(account, account, groups=(np.zeros(300), None))
     with pytest.raises(ValueError, match="crossed"):
         nobsp.compare(account, other(rows(3)), crossed=(account, account))
+    with pytest.raises(ValueError, match="rate"):
+        nobsp.compare(account, explainer(rows(3)), draws=100).changed(rate=5)
     with pytest.raises(ValueError, match="feature 'x9'"):
         nobsp.compare(account, explainer(rows(3)), draws=100).along("x9")

@@ -69,7 +69,8 @@ def compare(
         a: An account, `explainer(X)`; for probabilities, `explainer(X).to_probability()`.
         b: The account that is subtracted.
         names: What the two are called.
-        sample_weight: How much each row of `a` and of `b` counts, a pair of arrays or None.
+        sample_weight: How much each row of `a` and of `b` counts, a pair of arrays or None. Rows of weight 0 are
+            left out.
         groups: Which rows of `a` and of `b` belong together, such as those of one customer: a pair of arrays or None.
         crossed: For two explainers and two tables, `(explainer_a(X_b), explainer_b(X_a))`, so that the residual is
             divided too. Needed where terms have no table, and for probabilities.

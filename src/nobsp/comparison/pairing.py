@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray
-from nobsp.arguments import array_of, join_names, numbers_of
+from nobsp.arguments import array_of, count, join_names, numbers_of
 from nobsp.frames import frame_of
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions
@@ -28,10 +28,12 @@ FEWEST_ROWS = 2
 class Side:
     """The rows of one account that can be compared."""
 
-    explanation: Explanation  # without rows whose prediction is not known
+    explanation: Explanation  # without rows whose prediction is not known or that weigh nothing
     weights: FloatArray  # how much each row counts, adding up to one
     units: Places  # rows with the same number belong together
     n_left_out: int  # rows without a prediction
+    positions: Places  # where its rows are in the account that was passed
+    n_passed: int  # how many rows that had
 
     def __len__(self) -> int:
         return len(self.explanation)
@@ -162,25 +164,50 @@ def every_term(a: Explanation, b: Explanation) -> tuple[Term, ...]:
 def side_of(
     account: Explanation, *, name: str, sample_weight: ArrayLike | None, groups: ArrayLike | None
 ) -> Side:
-    """The rows of an account that have a prediction, with how much they count and what belongs together."""
+    """The rows of an account that count and have a prediction, with how much and what belongs together."""
     is_known = np.isfinite(account.residual).all(1) & np.isfinite(account.values).all((1, 2))
-    rows = np.flatnonzero(is_known)
-    if len(rows) < FEWEST_ROWS:
-        what = "no predictions" if len(account) else "no rows"
-        what = f"{len(rows)} row with a prediction" if len(rows) else what
+    weights = _read_weights(sample_weight, name=name, n_rows=len(account))
+    units = _read_groups(groups, name=name, n_rows=len(account))
+
+    # Rows that weigh nothing are as good as absent: draws of nothing but them would have no mean.
+    rows = np.flatnonzero(is_known & (weights > 0))
+    _require_rows(len(rows), name=name, n_rows=len(account), n_known=int(is_known.sum()))
+    codes = np.unique(units[rows], return_inverse=True)[1].reshape(-1).astype(np.intp)
+    if codes.max() == 0:
         raise ValueError(
-            f"{name} has {what}, but a comparison needs two rows or more with predictions of the "
-            "model."
+            f"groups of {name} are all the same in the rows that count; an interval needs two or "
+            "more."
         )
-    weights = _read_weights(sample_weight, name=name, n_rows=len(account))[rows]
-    units = _read_groups(groups, name=name, n_rows=len(account))[rows]
-    if weights.sum() <= 0:
-        raise ValueError(f"sample_weight of {name} must be above zero for some row.")
     return Side(
         explanation=account if len(rows) == len(account) else account[rows],
-        weights=weights / weights.sum(),
-        units=np.unique(units, return_inverse=True)[1].reshape(-1).astype(np.intp),
-        n_left_out=len(account) - len(rows),
+        weights=weights[rows] / weights[rows].sum(),
+        units=codes,
+        n_left_out=int((~is_known).sum()),
+        positions=rows,
+        n_passed=len(account),
+    )
+
+
+def _require_rows(n_counted: int, *, name: str, n_rows: int, n_known: int) -> None:
+    """Raises where too few rows have a prediction and a weight for an interval."""
+    if n_counted >= FEWEST_ROWS:
+        return
+    hint = ""
+    if n_known > n_counted:
+        what = f"{count(n_counted, 'row')} with a sample_weight above zero"
+    elif n_known:
+        what = f"{count(n_known, 'row')} with a prediction"
+    elif n_rows:
+        what = "no predictions"
+        hint = (
+            " Functions do not know the model's: explain with the explainer, or pass them, "
+            "functions.explain(X, predictions=...)."
+        )
+    else:
+        what = "no rows"
+    raise ValueError(
+        f"{name} has {what}, but a comparison needs two rows or more with predictions of the "
+        f"model.{hint}"
     )
 
 
@@ -195,7 +222,8 @@ def _read_weights(weights: ArrayLike | None, *, name: str, n_rows: int) -> Float
         )
     if not np.isfinite(numbers).all() or (numbers < 0).any():
         raise ValueError(f"sample_weight of {name} must be finite and not negative.")
-    return np.asarray(numbers, dtype=np.float64)
+    # As shares, so that what underflows is seen to weigh nothing.
+    return np.asarray(numbers / max(numbers.sum(), np.finfo(np.float64).tiny), dtype=np.float64)
 
 
 def _read_groups(groups: ArrayLike | None, *, name: str, n_rows: int) -> Places:
@@ -206,10 +234,7 @@ def _read_groups(groups: ArrayLike | None, *, name: str, n_rows: int) -> Places:
     if len(values) != n_rows:
         raise ValueError(f"groups of {name} must be one per row, {n_rows}, found {len(values)}.")
     texts = values if values.dtype.kind in "biuf" else np.array([str(value) for value in values])
-    codes = np.unique(texts, return_inverse=True)[1].reshape(-1).astype(np.intp)
-    if codes.max(initial=0) == 0:
-        raise ValueError(f"groups of {name} are all the same; an interval needs two or more.")
-    return codes
+    return np.unique(texts, return_inverse=True)[1].reshape(-1).astype(np.intp)
 
 
 def pair_of(value: object, *, argument: str) -> Pair:

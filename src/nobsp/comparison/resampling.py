@@ -34,9 +34,8 @@ def draw_means(
     totals = np.bincount(blocks, weights=weights, minlength=n_blocks)
 
     counts = generator.multinomial(n_blocks, np.full(n_blocks, 1 / n_blocks), size=draws)
-    # A draw of nothing but rows without weight has no mean; it cannot happen where all weigh something.
-    drawn_weight = np.maximum(counts @ totals, 1e-300)
-    means = (counts @ sums) / drawn_weight[:, None]
+    # Every row weighs something (`side_of`), so that every draw does.
+    means = (counts @ sums) / (counts @ totals)[:, None]
 
     centre = weights @ flat / weights.sum()
     stretched = centre + (means - centre) * np.sqrt(n_blocks / (n_blocks - 1))

@@ -10,7 +10,7 @@ import numpy as np
 
 from nobsp import notebook
 from nobsp._typing import AnyArray, FloatArray, NativeFrame
-from nobsp.arguments import count, require_whole_number
+from nobsp.arguments import count, require_number, require_whole_number
 from nobsp.base import Finding, Plots, describe_findings
 from nobsp.comparison.pairing import Kind, Side
 from nobsp.comparison.ranges import feature_values, gap_along
@@ -183,6 +183,7 @@ class Comparison:
         self, rate: float = USUAL_RATE, *, output: int | str | None = None
     ) -> tuple[str, ...]:
         """Terms of which so large a share at most is expected to be named by chance; the strongest evidence first."""
+        require_number("rate", rate, above=0, most=1)
         rates = self.q_value[:, self.find_output(output)]
         order = np.argsort(np.where(np.isfinite(rates), rates, np.inf), kind="stable")
         return tuple(self.entries[entry] for entry in order if rates[entry] <= rate)

@@ -108,21 +108,23 @@ def _cross(
         if not isinstance(crossed, tuple | list) or len(crossed) != 2:
             raise ValueError("crossed must be the pair (explainer_a(X_b), explainer_b(X_a)).")
         return (
-            _require_crossed(crossed[0], functions=a, rows=b, position=0),
-            _require_crossed(crossed[1], functions=b, rows=a, position=1),
+            _require_crossed(crossed[0], functions=a, side=sides[1], position=0),
+            _require_crossed(crossed[1], functions=b, side=sides[0], position=1),
         )
     return _read_on(a, b), _read_on(b, a)
 
 
 def _require_crossed(
-    account: Explanation, *, functions: Explanation, rows: Explanation, position: int
+    account: Explanation, *, functions: Explanation, side: Side, position: int
 ) -> Explanation:
     """An account that is of one's functions on the other's rows, or an error."""
     what = ("explainer_a(X_b)", "explainer_b(X_a)")[position]
     if not isinstance(account, Explanation):
         raise TypeError(f"crossed[{position}] must be {what}, found {type(account).__name__}.")
     require_alike(account, functions)
-    if not (same_functions(account, functions) and same_rows(account, rows)):
+    if len(account) == side.n_passed != len(side):
+        account = account[side.positions]
+    if not (same_functions(account, functions) and same_rows(account, side.explanation)):
         raise ValueError(
             f"crossed[{position}] must be {what}: the functions of one on the rows of the other, "
             "in the same order, without rows that have no prediction."
