@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -417,6 +418,7 @@ class Branching(nn.Module):
         (nn.Linear(2, 3), torch.randn(4, 2), {"target": "first"}, "target"),
         (nn.Linear(2, 3), torch.randn(4, 2), {"parts": "neurons"}, "parts"),
         (nn.Linear(2, 3), torch.randn(4, 2), {"output_names": ["one"]}, "output_names"),
+        (nn.Linear(2, 3), torch.randn(4, 2), {"output_names": 5}, "output_names"),
         (nn.Sequential(nn.Linear(2, 2), nn.Tanh()), torch.randn(4, 2), {}, "stream ends"),
         ("model.pt", torch.randn(4, 2), {}, "model"),
     ],
@@ -488,3 +490,80 @@ def test_a_function_may_choose_what_is_explained() -> None:
 
     expected = ex.values[..., :1] - ex.values[..., 1:]
     assert_same_to_rounding(margin.values, expected, within=1e3 * PASS, size=1.0)
+
+
+def four_outputs() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, norm_first=True, dropout=0.0)
+    stack = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return drawn(nn.Sequential(stack, nn.Flatten(), nn.Linear(24, 4)))
+
+
+def test_a_slice_asks_only_about_its_outputs_and_parts() -> None:
+    x = rows(6, 3, 8)
+    ex = nobsp.explain_parts(four_outputs(), x)
+    whole = ex.ablation(x[:3])
+
+    chosen = ex[:, ["block 1, MLP", "block 0, head 1"], [2, 1]]
+    some = chosen.ablation(x[:3])
+
+    assert [part.name for part in chosen.parts] == ["block 1, MLP", "block 0, head 1"]
+    assert some.names == ("block 1, MLP", "block 0, head 1")
+    assert some.output_names == ("output 2", "output 1")
+    assert_same_to_rounding(chosen.mean_outputs, ex.mean_outputs[[2, 1]], within=SUMS)
+    positions = [whole.names.index(name) for name in some.names]
+    assert_same_to_rounding(some.effects, whole.effects[:, positions][:, :, [2, 1]], within=SUMS)
+    assert_same_to_rounding(some.direct, whole.direct[:, positions][:, :, [2, 1]], within=SUMS)
+    lens = chosen.lens(x[:3])
+    assert lens.output_names == some.output_names
+    assert_same_to_rounding(lens.outputs, ex.lens(x[:3]).outputs[..., [2, 1]], within=SUMS)
+    strongest = chosen.ablation(x[:3], most=1)
+    assert strongest.measured.sum() == 1
+    assert ex[:, :, 1][:, :, 0].ablation(x[:3]).output_names == ("output 1",)
+    plt = pytest.importorskip("matplotlib.pyplot")
+    chosen.plot.parts()
+    some.plot.parts()
+    plt.close("all")
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4])
+def test_a_single_row_in_a_batch_is_explained_as_among_others(batch_size: int) -> None:
+    model = four_outputs()
+    x = rows(5, 3, 8)
+    whole = nobsp.explain_parts(model, x)
+
+    split = nobsp.explain_parts(model, x, batch_size=batch_size)
+    single = nobsp.explain_parts(model, x[:1], background=x, batch_size=batch_size)
+
+    assert_same_to_rounding(split.values, whole.values, within=SUMS)
+    assert_same_to_rounding(single.values, whole.values[:1], within=SUMS)
+    assert_same_to_rounding(single.mean_outputs, whole.mean_outputs, within=SUMS)
+    effects = split.ablation(x[:1])
+    assert_same_to_rounding(effects.effects, whole.ablation(x).effects[:1], within=SUMS)
+    assert effects.lens.outputs.shape == (1, 3, 4)
+
+
+def test_further_questions_are_refused_for_other_rows_weights_and_without_a_network() -> None:
+    model = four_outputs()
+    x = rows(5, 3, 8)
+    ex = nobsp.explain_parts(model, x)
+    read = pickle.loads(pickle.dumps(ex))  # noqa: S301  # it was written a moment ago
+
+    assert_same_to_rounding(read.values, ex.values, within=SUMS)
+    assert read[:, ["embedding"]].parts == ex.parts[:1]
+    for ask in (ex.ablation, ex.lens):
+        for wrong in (x[0], x[:, :2]):
+            with pytest.raises(ValueError, match="X"):
+                ask(wrong)
+    with pytest.raises(ValueError, match="background"):
+        nobsp.explain_parts(model, x, background=x[:, :2])
+    with pytest.raises(TypeError, match="output"):
+        ex.ablation(x).to_frame(1.5)
+    for ask in (read.ablation, read.lens):
+        with pytest.raises(ValueError, match="explain_parts"):
+            ask(x)
+
+    with torch.no_grad():
+        model[2].bias += 1.0
+    for ask in (ex.ablation, ex.lens):
+        with pytest.raises(ValueError, match="weights"):
+            ask(x)

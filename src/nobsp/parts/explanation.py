@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,17 @@ from torch import Tensor, nn
 from nobsp._typing import ArrayLike, FloatArray, NativeFrame
 from nobsp.arguments import (
     count,
+    names_of,
     number_outputs,
     percent,
+    quote,
     require_choice,
     require_whole_number,
     suggest,
 )
 from nobsp.base import Finding, Plots
 from nobsp.frames import frame_like
+from nobsp.network.readout import fingerprint_of
 from nobsp.network.visit import in_ordinary_modes
 from nobsp.parts.anatomy import Account, Anatomy, Detail, Means, dissect
 from nobsp.parts.names import Part
@@ -35,6 +38,7 @@ from nobsp.parts.running import (
 )
 from nobsp.parts.tape import Tape
 from nobsp.tabular.explanation import Explanation
+from nobsp.tabular.indexing import find_positions, split_axes
 
 # A residual above this share of what is accounted for is said.
 _LARGE_RESIDUAL = 0.01
@@ -48,8 +52,21 @@ class _Subject:
     anatomy: Anatomy
     means: Means
     target: Target
-    columns: tuple[int, ...]
+    columns: tuple[int, ...]  # the outputs that are explained
     batch_size: int
+    row_shape: tuple[int, ...]
+    fingerprint: str  # of the weights that the means belong to
+
+    def read(self, X: ArrayLike) -> Rows:
+        """Rows for further questions; an error where they or the model are others than those of the means."""
+        rows = read_rows(self.model, X, name="X", batch_size=self.batch_size)
+        _require_shape(rows, self.row_shape, name="X")
+        if fingerprint_of(self.model, "") != self.fingerprint:
+            raise ValueError(
+                "the model's weights have changed since it was explained, and means of its parts belong to the old "
+                "ones; call explain_parts again."
+            )
+        return rows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,6 +86,28 @@ class PartsExplanation(Explanation):
     mean_outputs: FloatArray = field(default_factory=lambda: np.zeros(0))
     _subject: Any = None
     _notes: tuple[Finding, ...] = ()
+
+    def __getitem__(self, key: Any) -> PartsExplanation:
+        """Some rows, parts and outputs; `ablation` and `lens` then answer for these parts and outputs alone."""
+        chosen = super().__getitem__(key)
+        assert isinstance(chosen, PartsExplanation), "an explanation's slice is of its own kind"
+        _, _, output_key = split_axes(key)
+        outputs = find_positions(output_key, len(self.output_names), "outputs", self._output)
+        by_name = {part.name: part for part in self.parts}
+        subject = self._subject
+        if subject is not None:
+            columns = tuple(subject.columns[position] for position in outputs)
+            subject = replace(subject, columns=columns)
+        return replace(
+            chosen,
+            parts=tuple(by_name[name] for (name,) in chosen.terms),
+            mean_outputs=self.mean_outputs[outputs],
+            _subject=subject,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The network stays behind: an account can be kept and sent without it.
+        return {**self.__dict__, "_subject": None}
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -144,7 +183,7 @@ def explain_parts(
             all of up to ten outputs, of more those that rows are predicted as.
         background: Rows whose means are the reference; X by default.
         output_names: Names of all outputs.
-        batch_size: Rows at a time.
+        batch_size: Rows at a time; at least two, since torch takes other steps for a single row.
 
     Returns:
         An explanation with parts as terms.
@@ -174,6 +213,8 @@ def explain_parts(
         raise ValueError(
             "X has one row, and contributions are measured from the mean over rows; pass more rows as background."
         )
+    row_shape = tuple(rows.tensor.shape[1:])
+    _require_shape(reference, row_shape, name="background")
     require_deterministic(module, reference)
 
     with watching(module, target) as record:
@@ -188,11 +229,21 @@ def explain_parts(
             for tape in watched.tapes(rows)
         ]
     names = _names_of_outputs(output_names, predictions.shape[1])
-    subject = _Subject(module, anatomy, means, target, columns, batch_size)
+    subject = _Subject(
+        model=module,
+        anatomy=anatomy,
+        means=means,
+        target=target,
+        columns=columns,
+        batch_size=batch_size,
+        row_shape=row_shape,
+        fingerprint=fingerprint_of(module, ""),
+    )
     chosen = list(columns)
     return _explanation(
         accounts,
         subject,
+        n_rows=len(rows.tensor),
         output_names=tuple(names[column] for column in columns),
         mean_outputs=mean_outputs[chosen].numpy(),
     )
@@ -207,7 +258,7 @@ class _Watched:
 
     def tapes(self, rows: Rows) -> Any:
         """One tape at a time."""
-        for batch in rows.batches():
+        for batch in rows.batches_of_several():
             tape = self.record(batch)
             self.anatomy.require_same(tape)
             yield tape
@@ -218,7 +269,7 @@ class _Watched:
         for tape in self.tapes(rows):
             tensor = tape.values[self.anatomy.stream.output]
             outputs.append(tensor.reshape(tape.rows, -1).to("cpu", torch.float64))
-        return torch.cat(outputs)
+        return torch.cat(outputs)[: len(rows.tensor)]
 
     def mean_outputs(self, rows: Rows) -> Tensor:
         """Their means."""
@@ -229,26 +280,55 @@ def _columns(columns: Sequence[int], rows: int) -> Tensor:
     return torch.tensor(columns).expand(rows, -1)
 
 
+def _joined(batches: Sequence[Tensor], n_rows: int) -> FloatArray:
+    """Batches as one array, without the copy that a single row was run beside."""
+    joined: FloatArray = torch.cat(list(batches))[:n_rows].cpu().numpy()
+    return joined
+
+
+def _require_shape(rows: Rows, row_shape: tuple[int, ...], *, name: str) -> None:
+    """An error where rows have another shape than those explained, for which no mean is known."""
+    shape = tuple(rows.tensor.shape[1:])
+    if shape != row_shape:
+        raise ValueError(
+            f"{name} has rows of the shape {shape}, and the explained ones have {row_shape}; pass rows of that shape, "
+            "with one more axis for the rows themselves."
+        )
+
+
+def _subject_of(explanation: PartsExplanation) -> _Subject:
+    """The network behind an explanation; an error where it was left behind."""
+    if explanation._subject is None:
+        raise ValueError(
+            "this explanation was read from a pickle or copied, which leaves its network behind; call explain_parts "
+            "again to ask more of it."
+        )
+    subject: _Subject = explanation._subject
+    return subject
+
+
 def _names_of_outputs(names: Sequence[str] | None, n_outputs: int) -> tuple[str, ...]:
     if names is None:
         return number_outputs(n_outputs)
-    if isinstance(names, str) or len(names) != n_outputs:
+    texts = names_of("output_names", names)
+    if len(texts) != n_outputs:
         raise ValueError(
-            f"output_names must name {count(n_outputs, 'output')}, found {len(names)}."
+            f"output_names must name {count(n_outputs, 'output')}, found {len(texts)}."
         )
-    return tuple(str(name) for name in names)
+    return texts
 
 
 def _explanation(
     accounts: Sequence[Account],
     subject: _Subject,
     *,
+    n_rows: int,
     output_names: tuple[str, ...],
     mean_outputs: FloatArray,
 ) -> PartsExplanation:
     """Accounts of batches as one explanation."""
-    values = torch.cat([account.contributions for account in accounts]).cpu().numpy()
-    predictions = torch.cat([account.outputs for account in accounts]).cpu().numpy()
+    values = _joined([account.contributions for account in accounts], n_rows)
+    predictions = _joined([account.outputs for account in accounts], n_rows)
     base = torch.cat([account.base for account in accounts]).mean(0).cpu().numpy()
     residual = predictions - base - values.sum(1)
     names = tuple(part.name for part in subject.anatomy.parts)
@@ -349,11 +429,13 @@ class Ablation:
                     f"there is no output {output!r}; {suggest(output, self.output_names)}"
                 )
             return self.output_names.index(output)
+        if not isinstance(output, int | np.integer) or isinstance(output, bool):
+            raise TypeError(f"output must be an output's position or name, found {quote(output)}.")
         if not 0 <= output < len(self.output_names):
             raise ValueError(
                 f"output={output!r}: there are {count(len(self.output_names), 'output')}, from 0."
             )
-        return output
+        return int(output)
 
     def __repr__(self) -> str:
         rows, parts, outputs = self.effects.shape
@@ -393,30 +475,33 @@ def measure_ablation(
     """The losses of every part, or of the strongest by a first-order guess."""
     if most is not None:
         require_whole_number("most", most)
-    subject: _Subject = explanation._subject
+    subject = _subject_of(explanation)
+    rows = subject.read(X)
     anatomy = subject.anatomy
     columns = subject.columns
-    rows = read_rows(subject.model, X, name="X", batch_size=subject.batch_size)
+    parts = explanation.parts
+    terms = [anatomy.parts.index(part) for part in parts]
     effects = []
     direct = []
     with watching(subject.model, subject.target) as record:
         watched = _Watched(record, anatomy)
-        chosen = _strongest(watched, rows, subject, most)
+        chosen = _strongest(watched, rows, subject, terms, most)
         for tape in watched.tapes(rows):
             picked = _columns(columns, tape.rows)
             account = anatomy.account(tape, subject.means, picked)
-            lost = torch.full_like(account.contributions, torch.nan)
+            contributions = account.contributions[:, terms]
+            lost = torch.full_like(contributions, torch.nan)
             for position in chosen:
-                without = anatomy.ablate(tape, subject.means, anatomy.parts[position])
+                without = anatomy.ablate(tape, subject.means, parts[position])
                 lost[:, position] = account.outputs - without[:, list(columns)]
             effects.append(lost)
-            direct.append(account.contributions)
-    measured = np.zeros(len(anatomy.parts), dtype=bool)
+            direct.append(contributions)
+    measured = np.zeros(len(parts), dtype=bool)
     measured[chosen] = True
     return Ablation(
-        effects=torch.cat(effects).cpu().numpy(),
-        direct=torch.cat(direct).cpu().numpy(),
-        parts=anatomy.parts,
+        effects=_joined(effects, len(rows.tensor)),
+        direct=_joined(direct, len(rows.tensor)),
+        parts=parts,
         output_names=explanation.output_names,
         measured=measured,
         base_values=explanation.base_values,
@@ -424,14 +509,16 @@ def measure_ablation(
     )
 
 
-def _strongest(watched: _Watched, rows: Rows, subject: _Subject, most: int | None) -> list[int]:
-    """Positions of the parts to measure."""
-    anatomy = subject.anatomy
-    if most is None or most >= len(anatomy.parts):
-        return list(range(len(anatomy.parts)))
-    size = torch.zeros(len(anatomy.parts), dtype=torch.float64)
+def _strongest(
+    watched: _Watched, rows: Rows, subject: _Subject, terms: Sequence[int], most: int | None
+) -> list[int]:
+    """Positions among the terms of the parts to measure."""
+    if most is None or most >= len(terms):
+        return list(range(len(terms)))
+    size = torch.zeros(len(terms), dtype=torch.float64)
     for tape in watched.tapes(rows):
-        guesses = anatomy.screen(tape, subject.means, _columns(subject.columns, tape.rows))
+        columns = _columns(subject.columns, tape.rows)
+        guesses = watched.anatomy.screen(tape, subject.means, columns)[:, list(terms)]
         size += guesses.abs().sum((0, 2)).cpu()
     return sorted(size.argsort(descending=True)[:most].tolist())
 
@@ -439,12 +526,12 @@ def _strongest(watched: _Watched, rows: Rows, subject: _Subject, most: int | Non
 @in_ordinary_modes
 def read_lens(explanation: PartsExplanation, X: ArrayLike) -> Lens:
     """Outputs after the embedding and after each block."""
-    subject: _Subject = explanation._subject
+    subject = _subject_of(explanation)
     anatomy = subject.anatomy
     joins = anatomy.stream.joins
     if not joins:
         raise ValueError("this network is a plain one: its units are all of one depth.")
-    rows = read_rows(subject.model, X, name="X", batch_size=subject.batch_size)
+    rows = subject.read(X)
     depths = _depths(anatomy)
     outputs = []
     with watching(subject.model, subject.target) as record:
@@ -454,7 +541,7 @@ def read_lens(explanation: PartsExplanation, X: ArrayLike) -> Lens:
                 for position in depths.values()
             ]
             outputs.append(torch.stack(at_depths, dim=1))
-    return Lens(torch.cat(outputs).cpu().numpy(), tuple(depths), explanation.output_names)
+    return Lens(_joined(outputs, len(rows.tensor)), tuple(depths), explanation.output_names)
 
 
 def _depths(anatomy: Anatomy) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,16 @@ class Rows:
     def batches(self) -> Iterator[Tensor]:
         """Copies of some rows at a time: a model may write into its input."""
         for some in torch.split(self.tensor, int(self.batch_size)):
+            yield some.to(self.device, copy=True)
+
+    def batches_of_several(self) -> Iterator[Tensor]:
+        """The same with at least two rows each, since torch takes other steps for a single one; that is doubled."""
+        n_rows = len(self.tensor)
+        if n_rows == 1:
+            yield torch.cat([self.tensor, self.tensor]).to(self.device)
+            return
+        n_batches = min(math.ceil(n_rows / self.batch_size), n_rows // 2)
+        for some in torch.tensor_split(self.tensor, n_batches):
             yield some.to(self.device, copy=True)
 
 
