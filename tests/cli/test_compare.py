@@ -54,6 +54,26 @@ def test_there_must_be_something_to_compare_with(nobsp, tmp_path):
     assert "--against" in ended.err
 
 
+def test_a_file_of_one_row_is_named_before_anything_is_calibrated(nobsp, home, tmp_path):
+    pd.read_csv(home / "houses.csv")[:1].to_csv(tmp_path / "single.csv", index=False)
+    ended = nobsp(
+        "compare", "--model", "house.pt2", *ARGUMENTS, "--against", tmp_path / "single.csv",
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert ended.code == 2
+    assert "--against" in ended.err
+    assert "single.csv" in ended.err
+    assert "calibrating" not in ended.err
+
+
+def test_names_of_files_are_written_as_they_are(nobsp, tmp_path):
+    ended = nobsp(
+        "compare", "--model", "house.pt2", *ARGUMENTS, "--against", "fresh.csv",
+        "--out", tmp_path / "out", "--no-report",
+    )  # fmt: skip
+    assert ended.out.startswith("houses ")
+
+
 def test_a_shape_is_checked_and_counterexamples_are_written(nobsp, tmp_path):
     command = (
         "check", "--model", "house.pt2", *ARGUMENTS, "--feature", "age", "--shape", "bounded",

@@ -54,6 +54,28 @@ def test_predictions_need_no_model(path: Path) -> None:
     np.testing.assert_allclose(written["probability of yes"], expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("cities", [("01", "02", "10"), ("NA", "nan", "x", None), ("true", "1e3")])
+def test_levels_that_look_like_numbers_stay_text(
+    tmp_path: Path, cities: tuple[str | None, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    functions = handmade(cities=cities)
+    functions.save(tmp_path / "functions.nobsp")
+    rows = rows_for(functions)
+    rows = rows[np.isfinite(rows["age"]) & np.isfinite(rows["income"])]
+    rows = rows.iloc[np.arange(12) % len(rows)].reset_index(drop=True)
+    rows["city"] = pd.Series([cities[k % len(cities)] for k in range(12)], dtype=object)
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    arguments = ["--functions", f"{tmp_path}/functions.nobsp", "--data", f"{tmp_path}/rows.csv"]
+    assert main(["predict", *arguments, "--out", f"{tmp_path}/out.csv"]) == 0
+    written = pd.read_csv(tmp_path / "out.csv")["prediction"]
+    np.testing.assert_allclose(written, functions.predict(rows), rtol=1e-12)
+    assert "'city'" not in capsys.readouterr().err
+
+    rows.assign(city="elsewhere").to_csv(tmp_path / "rows.csv", index=False)
+    assert main(["predict", *arguments, "--out", f"{tmp_path}/out.csv"]) == 0
+    assert "'city'" in capsys.readouterr().err
+
+
 def test_an_explainer_s_file_will_do(home: Path, tmp_path: Path) -> None:
     words = ["--model", f"{home}/house.pt2", "--data", f"{home}/houses.csv", "--target", "price"]
     assert main(["explain", *words, "--out", str(tmp_path / "new"), "--quiet"]) == 0

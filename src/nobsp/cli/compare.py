@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 FILES = ("comparison.csv", "report.html")
 # Parts that the summary names.
 _MOST_PARTS = 8
+# Rows that a spread, and so an interval, needs at least.
+FEWEST_ROWS = 2
 
 
 @Parameter(name="*", group=METHOD)
@@ -75,10 +77,10 @@ def compare(
     with output.write(FILES) as folder, model.limit_threads(1):
         console.step(f"reading {table.data}")
         loaded = load_model(model)
-        first = _read(table.data, table, loaded, option="--data")
+        first = _read_compared(table.data, table, loaded, option="--data")
         second = first
         if against.against is not None:
-            second = _read(against.against, table, loaded, option="--against")
+            second = _read_compared(against.against, table, loaded, option="--against")
         calibration = _calibration_rows(first, second, table, loaded, method.calibrate)
         explainer = fit_explainer(
             model, table, loaded, calibration, console, **method.for_explainer()
@@ -120,10 +122,18 @@ def compare(
 
 
 def _read(path: Path, options: TableOptions, loaded: Loaded, *, option: str) -> Data:
-    """The rows of a file that are compared."""
+    """The rows of a file."""
     return read_table(
         path, options, option=option, known=loaded.feature_names, is_calibrated_on=True
     )
+
+
+def _read_compared(path: Path, options: TableOptions, loaded: Loaded, *, option: str) -> Data:
+    """The rows of a file that are compared, refused before anything is calibrated where they are too few."""
+    data = _read(path, options, loaded, option=option)
+    if len(data.rows) < FEWEST_ROWS:
+        raise UsageError(f"{option} {path} has one row; a comparison needs two or more.")
+    return data
 
 
 def _calibration_rows(
@@ -225,8 +235,9 @@ def _summarise(output: OutputOptions, comparison: Comparison) -> dict[str, Any]:
 def _describe(summary: Mapping[str, Any]) -> Sequence[str]:
     """The summary in sentences."""
     headline = summary["headline"]
-    lines = [f"{headline[0].upper()}{headline[1:]}."]
     by_change = summary["kind"] == "functions"
+    # Others begin with a name, which is written as it is.
+    lines = [f"{headline[0].upper()}{headline[1:]}." if by_change else f"{headline}."]
     key = "change" if by_change else "gap"
     known = [part for part in summary["parts"] if part[key] is not None]
     known.sort(key=lambda part: -abs(part[key]))

@@ -84,7 +84,7 @@ def predict(*, functions: Path, data: Path, out: Path, console: Console = Consol
         console: What is printed.
     """
     found = load_functions(functions)
-    frame = read_frame(data, option="--data")
+    frame = _read_rows(found, data)
     frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
     if found.column_names is not None:
         missing = [name for name in found.column_names if name not in frame.columns]
@@ -92,10 +92,54 @@ def predict(*, functions: Path, data: Path, out: Path, console: Console = Consol
             raise UsageError(f"--data {data} lacks the columns {', '.join(missing)}.")
         frame = frame[[name for name in found.column_names if name in frame.columns]]
 
+    _warn_of_unseen(found, frame, console)
     columns = _columns_of(found, frame)
     with replacing(out) as draft:
         write_csv(Path(draft), columns)
     console.show({"functions": repr(found), "files": {"predictions": str(out)}}, _describe)
+
+
+def _read_rows(functions: Functions, data: Path) -> Any:
+    """The rows of a file, with text where the functions know text."""
+    levels = _text_levels(functions)
+    names = functions.column_names
+    if names is None:
+        # Columns without names are told by where they stand.
+        names = tuple(map(str, read_frame(data, option="--data").columns)) if levels else ()
+    texts = {name: levels[column] for column, name in enumerate(names) if column in levels}
+    return read_frame(data, option="--data", texts=texts)
+
+
+def _text_levels(functions: Functions) -> dict[int, tuple[Any, ...]]:
+    """Columns whose levels are texts, but for missing ones, with these levels."""
+    from nobsp.frames import is_missing
+    from nobsp.tabular.lookup import LevelAxis
+
+    texts = {}
+    for axis in (axis for table in functions.tables for axis in table.axes):
+        if not isinstance(axis, LevelAxis) or not isinstance(axis.levels, tuple):
+            continue
+        if all(isinstance(level, str) or is_missing(level) for level in axis.levels):
+            texts[axis.columns[0]] = axis.levels
+    return texts
+
+
+def _warn_of_unseen(functions: Functions, frame: Any, console: Console) -> None:
+    """Says of which categories not one value is known: the column is another one, or is written in another way."""
+    from nobsp.tabular.lookup import LevelAxis, read_columns
+
+    columns, _ = read_columns(functions, frame)
+    for table in functions.tables:
+        axis = table.axes[0] if len(table.axes) == 1 else None
+        if not isinstance(axis, LevelAxis):
+            continue
+        places = axis.places([columns[column] for column in axis.columns])
+        if (places == len(axis)).all():
+            feature = functions.features[table.features[0]]
+            example = f", such as {feature.labels[0]!r}" if feature.labels else ""
+            console.warn(
+                f"no value of {feature.name!r} in --data is a level that the functions know{example}."
+            )
 
 
 def _columns_of(functions: Functions, frame: Any) -> dict[str, Any]:

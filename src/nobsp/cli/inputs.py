@@ -324,8 +324,11 @@ def _require_columns(
             raise UsageError(f"{reason}: {path} has no column {name!r}; {suggest(name, there)}")
 
 
-def read_frame(path: Path, *, option: str) -> Any:
-    """A table as a pandas frame with one column of each name."""
+def read_frame(path: Path, *, option: str, texts: Mapping[str, Sequence[Any]] | None = None) -> Any:
+    """A table as a pandas frame with one column of each name.
+
+    `texts` are columns that hold text whatever it looks like, such as "01" or "NA", with the levels they are known by.
+    """
     require_path(path, option)
     if path.is_dir():
         raise UsageError(f"{option} {path} is a folder; name a CSV or Parquet file.")
@@ -353,7 +356,14 @@ def read_frame(path: Path, *, option: str) -> Any:
         raise UsageError(f"{option} {path} has no rows.")
 
     frame = table.to_pandas()
-    return frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
+    if not isinstance(frame.index, pd.RangeIndex):
+        frame = frame.reset_index()
+
+    known = {name: levels for name, levels in (texts or {}).items() if name in table.column_names}
+    if known and path.suffix.lower() not in (*_PARQUET, *_ARROW):
+        for name, values in _read_texts(path, known).items():
+            frame[name] = pd.Series(values, index=frame.index, dtype=object)
+    return frame
 
 
 def _read_arrow(path: Path) -> Any:
@@ -365,15 +375,44 @@ def _read_arrow(path: Path) -> Any:
         return pyarrow.parquet.read_table(path)
     if path.suffix.lower() in _ARROW:
         return pyarrow.feather.read_table(path)
+    convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
+    return pyarrow.csv.read_csv(path, parse_options=_csv_dialect(path), convert_options=convert)
+
+
+def _csv_dialect(path: Path) -> Any:
+    """How a CSV file is to be parsed: by the separator that its first line has most of."""
+    import pyarrow.csv
+
     with path.open(encoding="utf-8-sig", newline="") as file:
         first = file.readline()
-    return pyarrow.csv.read_csv(
-        path,
-        parse_options=pyarrow.csv.ParseOptions(
-            delimiter=max(",;\t|", key=first.count), newlines_in_values=True
-        ),
-        convert_options=pyarrow.csv.ConvertOptions(strings_can_be_null=True),
+    return pyarrow.csv.ParseOptions(
+        delimiter=max(",;\t|", key=first.count), newlines_in_values=True
     )
+
+
+def _read_texts(path: Path, levels: Mapping[str, Sequence[Any]]) -> dict[str, list[str | None]]:
+    """Columns of a CSV file as the text that stands there; what reads as missing is a level where one is called so."""
+    import pyarrow as pa
+    import pyarrow.csv
+
+    convert = pyarrow.csv.ConvertOptions(
+        include_columns=list(levels),
+        column_types=dict.fromkeys(levels, pa.string()),
+        strings_can_be_null=False,
+    )
+    table = pyarrow.csv.read_csv(path, parse_options=_csv_dialect(path), convert_options=convert)
+
+    usual = set(pyarrow.csv.ConvertOptions().null_values)
+    columns = {}
+    for name, known in levels.items():
+        missing = usual.difference(known)
+        if not all(isinstance(level, str) for level in known):
+            # Missing is a level of its own, and an empty cell means it.
+            missing.add("")
+        columns[name] = [
+            None if text in missing else text for text in table.column(name).to_pylist()
+        ]
+    return columns
 
 
 def write_csv(path: Path, columns: Mapping[str, Sequence[Any]], *, neutral: bool = True) -> None:
