@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.compose import make_column_transformer
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor, Ridge
 from sklearn.metrics import log_loss
 from sklearn.pipeline import make_pipeline
@@ -123,3 +123,25 @@ def test_a_selector_keeps_the_columns_that_are_enough() -> None:
 
     fitted = LinearRegression().fit(table, X[:, 1] + X[:, 2])
     assert Selector(fitted).fit(table).transform(table).shape == (400, 2)
+
+
+def test_a_teacher_of_the_other_kind_is_refused() -> None:
+    labels = np.where(Y > 0, 1, 0)
+    regressor = LinearRegression().fit(X, Y)
+    classifier = LogisticRegression().fit(X, labels)
+    with pytest.raises(ValueError, match="teacher is a regressor"):
+        NObSPClassifier().fit(X, labels, teacher=regressor)
+    with pytest.raises(ValueError, match="teacher is a regressor"):
+        NObSPClassifier(make_pipeline(regressor)).fit(X, labels)
+    with pytest.raises(ValueError, match="teacher is a classifier"):
+        NObSPRegressor().fit(X, Y, teacher=classifier)
+    with pytest.raises(ValueError, match="teacher is a classifier"):
+        NObSPRegressor(classifier).fit(X, Y)
+
+
+def test_the_selector_transforms_the_missing_numbers_that_it_was_fitted_on() -> None:
+    rows = X.copy()
+    rows[::7, 1] = np.nan
+    model = HistGradientBoostingRegressor(max_iter=10).fit(rows, X[:, 0])
+    selector = Selector(model).fit(rows)
+    np.testing.assert_array_equal(selector.transform(rows), rows[:, selector.support_])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.compose import make_column_transformer
 from sklearn.linear_model import LinearRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from nobsp import NObSP
 from nobsp.tabular import fewest as fewest_room
@@ -95,3 +98,20 @@ def test_none_are_enough_where_all_together_explain_nothing(table: pd.DataFrame)
     contradiction = np.where(fewest_room._hold_out(len(numbers))[:, None], -9 * numbers, numbers)
     with pytest.raises(ValueError, match="X is explained with an R² of -"):
         fewest_room.find_fewest(functions, {0: numbers[:, 0]}, contradiction, share=0.9)
+
+
+def test_a_column_that_the_pipeline_makes_constant_need_not_be_there(table: pd.DataFrame) -> None:
+    rows = table[["a", "b"]].assign(constant=1.0)
+    scaled = make_column_transformer((StandardScaler(), ["a", "b", "constant"]))
+    model = make_pipeline(scaled, LinearRegression()).fit(rows, rows["a"] + rows["b"])
+    explainer = NObSP(model, interactions=0).fit(rows)
+    fewest = explainer.fewest_features(X=rows)
+    assert fewest.dropped == ("constant",)
+    fewest.functions.predict(rows[list(fewest.features)])
+
+    functions = explainer.compile()
+    smaller = functions.drop("constant", rows)
+    predictions = smaller.predict(rows.drop(columns="constant"))
+    assert_same_to_rounding(predictions, functions.predict(rows))
+    with pytest.raises(ValueError, match="'b'"):
+        functions.predict(rows.drop(columns="b"))

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+from sklearn.base import (
+    BaseEstimator,
+    ClassifierMixin,
+    RegressorMixin,
+    clone,
+    is_classifier,
+    is_regressor,
+)
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import train_test_split
@@ -76,6 +83,7 @@ class _Distiller(BaseEstimator):  # type: ignore[misc]
 
     def _given_teacher(self, teacher: ModelLike) -> Any:
         """A fitted teacher, passed to `fit` or to the constructor; None where one is to be fitted."""
+        self._refuse_other_kind(self.teacher if teacher is None else teacher)
         if teacher is not None or self.teacher is None:
             return teacher
         if not hasattr(self.teacher, "fit"):  # a network or a function
@@ -85,6 +93,21 @@ class _Distiller(BaseEstimator):  # type: ignore[misc]
         except (NotFittedError, TypeError):
             return None
         return self.teacher
+
+    def _refuse_other_kind(self, teacher: ModelLike) -> None:
+        """An error for a regressor that should teach classes, or a classifier that should teach numbers."""
+        if not hasattr(teacher, "__sklearn_tags__"):  # a network or a function may be either
+            return
+        if is_classifier(self) and is_regressor(teacher):
+            raise ValueError(
+                f"teacher is a regressor, {type(teacher).__name__}: its numbers are no log-odds of "
+                "classes; pass a classifier, or use NObSPRegressor."
+            )
+        if is_regressor(self) and is_classifier(teacher):
+            raise ValueError(
+                f"teacher is a classifier, {type(teacher).__name__}: it predicts classes and no "
+                "numbers; pass a regressor, or use NObSPClassifier."
+            )
 
     def _table(self, X: TableLike, *, reset: bool) -> TableLike:
         """Rows as they are passed on: checked numbers, or a frame with names in it as it is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
@@ -67,6 +67,12 @@ class Selector(SelectorMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignor
                 support[list(feature.columns)] = True
         self.support_ = support
         return self
+
+    def __sklearn_tags__(self) -> Any:
+        """As scikit-learn's, with missing numbers allowed: whether they can be read is the model's to say."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
 
     def _get_support_mask(self) -> AnyArray:
         check_is_fitted(self)

@@ -331,7 +331,10 @@ class Chunk:
         """A column as contiguous float64; what is infinite is as unknown as NaN."""
         if position not in self._numbers:
             numbers = np.ascontiguousarray(self._numeric(position), dtype=np.float64)
-            if numbers.size and not np.isfinite(numbers.sum()):
+            # Infinities of both signs, or very large numbers, have no sum; that is what is asked.
+            with np.errstate(invalid="ignore", over="ignore"):
+                has_finite_sum = bool(np.isfinite(numbers.sum()))
+            if not has_finite_sum:
                 numbers = np.where(np.isinf(numbers), np.nan, numbers)
             self._numbers[position] = numbers
         return self._numbers[position]
@@ -421,9 +424,9 @@ def _read_frame(functions: Functions, X: TableLike) -> tuple[dict[int, AnyArray]
         columns = {position: np.asarray(frame[:, position].to_numpy()) for position in needed}
         return columns, len(frame)
 
-    # A column that was dropped from the functions may be gone from the table.
+    # A column that was dropped, or that the model never saw, may be gone from the table.
     present = {str(name) for name in frame.columns}
-    gone = {column for column in _dropped(functions) if names[column] not in present}
+    gone = {column for column in _unread(functions) if names[column] not in present}
     expected = [column for column in range(len(names)) if column not in gone]
     frame = match_columns(frame, argument="X", columns=[names[column] for column in expected])
     columns = {}
@@ -433,17 +436,16 @@ def _read_frame(functions: Functions, X: TableLike) -> tuple[dict[int, AnyArray]
     return columns, len(frame)
 
 
-def _dropped(functions: Functions) -> set[int]:
-    """Columns of features that were dropped by hand."""
-    before = functions
-    while before.former is not None:
-        before = before.former
-    return {
-        column
-        for feature, former in zip(functions.features, before.features, strict=True)
-        if feature.kind == "unused" and former.kind != "unused"
-        for column in feature.columns
-    }
+def _unread(functions: Functions) -> set[int]:
+    """Columns that only features stand on which no term looks at."""
+    columns = set()
+    for feature in functions.features:
+        if feature.kind == "unused":
+            columns |= set(feature.columns)
+    for feature in functions.features:
+        if feature.kind != "unused":
+            columns -= set(feature.columns)
+    return columns
 
 
 def _as_frame(X: TableLike) -> Frame:
