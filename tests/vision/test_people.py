@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from nobsp.vision import NObSPCam, explain_images
+from nobsp.vision.pictures import read_pictures
 from tests.vision.networks import averaged, body, images, made
 
 
@@ -44,6 +45,94 @@ def test_pictures_paths_and_folders_are_read(tmp_path: Path) -> None:
         assert cam(asked).account == pytest.approx(expected, abs=1e-9)
     assert cam(every[2]).account == pytest.approx(expected[2:3], abs=1e-6)
     assert NObSPCam(model).fit(every)(every).account == pytest.approx(expected, abs=1e-9)
+
+
+def grey_pictures() -> dict[str, tuple[Image.Image, float]]:
+    """The same ramp of grey in many modes, each with the step between its values."""
+    ramp = np.linspace(0, 1, 144).reshape(12, 12)
+    eight = Image.fromarray(np.rint(255 * ramp).astype(np.uint8))
+    sixteen = np.rint(65535 * ramp)
+    palette = eight.copy()
+    palette.putpalette([level for level in range(256) for _ in range(3)])
+    deep = {
+        "I;16": Image.fromarray(sixteen.astype(np.uint16)),
+        "I": Image.fromarray(sixteen.astype(np.int32)),
+        "F": Image.fromarray(ramp.astype(np.float32)),
+    }
+    shallow = {mode: eight.convert(mode) for mode in ("L", "LA", "RGB", "RGBA", "CMYK")}
+    return {
+        **{mode: (picture, 1 / 65535) for mode, picture in deep.items()},
+        **{mode: (picture, 1 / 255) for mode, picture in {**shallow, "P": palette}.items()},
+    }
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("mode", sorted(grey_pictures()))
+def test_a_picture_is_scaled_by_the_range_of_its_mode(
+    mode: str, channels: int, tmp_path: Path
+) -> None:
+    picture, step = grey_pictures()[mode]
+    assert picture.mode == mode
+    ramp = torch.linspace(0, 1, 144).reshape(1, 1, 12, 12).expand(1, channels, 12, 12)
+    file = tmp_path / "picture.tif"
+    picture.save(file)
+    for asked in (picture, file):
+        pixels = read_pictures([asked], "images", channels=channels)
+        assert pixels.shape == ramp.shape
+        assert (pixels - ramp).abs().max() <= step
+
+
+def test_a_picture_of_one_bit_is_black_and_white() -> None:
+    pixels = np.random.default_rng(0).random((12, 12)) > 0.5
+    seen = read_pictures([Image.fromarray(pixels)], "images", channels=None)
+    assert torch.equal(seen, torch.from_numpy(pixels).float()[None, None])
+
+
+def test_a_picture_of_sixteen_bits_has_the_map_of_its_tensor() -> None:
+    picture, _ = grey_pictures()["I;16"]
+    cam = NObSPCam(averaged()).fit(images(20))
+    same = torch.from_numpy(np.asarray(picture) / 65535).expand(1, 3, 12, 12)
+    assert cam(picture).account == pytest.approx(cam(same).account, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        np.full((4, 4), 1.5, np.float32),
+        np.full((4, 4), -0.1, np.float32),
+        np.full((4, 4), np.nan, np.float32),
+        np.full((4, 4), 70000, np.int32),
+        np.full((4, 4), -1, np.int32),
+        np.full((4, 4), 200, np.int32),
+    ],
+)
+def test_a_picture_of_unknown_range_is_refused(pixels: Any) -> None:
+    with pytest.raises(ValueError, match=r"images has a picture of mode '[IF]'"):
+        read_pictures([Image.fromarray(pixels)], "images", channels=3)
+
+
+def test_an_overlay_takes_what_the_call_took(tmp_path: Path) -> None:
+    every = pictures(3)
+    for number, picture in enumerate(every):
+        picture.save(tmp_path / f"{number}.png")
+    cam = NObSPCam(averaged()).fit(images(20))
+    maps = cam(every)
+    expected = maps.overlay(as_tensor(every))
+    for asked in (every, tmp_path, sorted(tmp_path.iterdir())):
+        assert maps.overlay(asked) == pytest.approx(expected, abs=1e-6)
+
+    for single in (every[0], tmp_path / "0.png", str(tmp_path / "0.png"), as_tensor(every)[0]):
+        assert cam(single).overlay(single) == pytest.approx(expected[:1], abs=1e-5)
+    assert cam(every[0]).plot.cam_grid(every[0]).shape == (1, 3)
+
+
+def test_a_single_image_to_calibrate_on_is_refused_by_name() -> None:
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1))
+    model = made(nn.Sequential(layers, nn.Flatten(), nn.Linear(4, 3)))
+    with pytest.raises(ValueError, match="cannot take images of shape"):
+        explain_images(model, images(1)[0])
+    with pytest.raises(ValueError, match="at least two"):
+        explain_images(model, images(1))
 
 
 def test_a_list_of_arrays_is_a_batch() -> None:

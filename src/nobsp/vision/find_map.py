@@ -51,6 +51,8 @@ _EARLIEST = 48
 _ENTRANCES = 8
 # Of how many of the modules that a tensor passes it is tried to be put in.
 _NAMES = 3
+# How torch says that a batch has too many axes or too few, as a ValueError.
+_WRONG_AXES = "D input (got"
 
 
 @dataclass(eq=False)
@@ -135,10 +137,12 @@ def find_map(
             result = run(x.clone())
         _refuse_maps_per_class(result, len(probe))
         z, readout = _find_representation(module, probe, result, head)
-    except (RuntimeError, IndexError) as failure:
+    except (RuntimeError, IndexError, ValueError) as failure:
+        if isinstance(failure, ValueError) and _WRONG_AXES not in str(failure):
+            raise
         raise ValueError(
             f"the model cannot take images of shape {tuple(probe.shape[1:])} ({failure}); pass images of the shape it "
-            "was trained on, a single one as a batch of one, images[None]."
+            "was trained on, a single one as a batch of one, images[None], and at least two to calibrate."
         ) from failure
 
     makes = partial(_makes, z, torch.finfo(dtype).eps)

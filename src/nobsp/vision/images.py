@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,7 @@ from nobsp.network.batches import (
 )
 from nobsp.vision.find_map import PROBE_IMAGES
 from nobsp.vision.one_tensor import same_inputs
-from nobsp.vision.pictures import (
-    is_path,
-    is_picture,
-    picture_files,
-    read_pictures,
-    stack_images,
-)
+from nobsp.vision.pictures import pictures_in, read_pictures, stack_images
 
 # Images of a Ray dataset whose sums are sent at a time.
 AT_ONCE = 512
@@ -191,16 +184,13 @@ def _as_people_have_them(
     if isinstance(images, Tensor | np.ndarray):
         is_single = image_shape is not None and tuple(images.shape) == tuple(image_shape)
         return images[None] if is_single else images
-    if is_picture(images) or is_path(images):
-        images = [images]
+    pictures = pictures_in(images, argument)
+    if pictures is not None:
+        channels = None if image_shape is None else image_shape[0]
+        return read_pictures(pictures, argument, channels=channels)
     if not isinstance(images, list | tuple) or not images:
         return images
 
-    if len(images) == 1 and is_path(images[0]) and Path(images[0]).is_dir():
-        images = picture_files(images[0], argument)
-    if all(is_picture(image) or is_path(image) for image in images):
-        channels = None if image_shape is None else image_shape[0]
-        return read_pictures(images, argument, channels=channels)
     are_arrays = all(isinstance(image, Tensor | np.ndarray) for image in images)
     # A list of batches has one more axis: of images, each has three.
     if isinstance(images, list) and are_arrays and all(image.ndim == 3 for image in images):

@@ -17,6 +17,7 @@ from nobsp._typing import AnyArray, ArrayLike, ImagesLike
 from nobsp.arguments import numbers_of, require_choice, require_number, require_whole_number
 from nobsp.base import Plots
 from nobsp.vision.account import Answer
+from nobsp.vision.pictures import pictures_in, read_pictures
 
 Array = NDArray[np.float64]
 Kind = Literal["contrast", "account", "positive", "negative", "signed"]
@@ -240,7 +241,8 @@ class ActivationMaps:
 
         Args:
             images: As many images as there are maps: (n, channels, height, width) or (n, height, width, channels), one
-                or three channels; integers are taken to run from 0 to 255.
+                or three channels; integers are taken to run from 0 to 255. Or Pillow images, paths or a folder; of one
+                map, a single image.
             kind: Which map; the account against the other classes by default. Evidence for the class is orange,
                 evidence against it blue.
             opacity: How strong the colour is where the map is largest, 0 to 1.
@@ -338,8 +340,13 @@ def pictures_of(
     argument: str = "images",
 ) -> Array:
     """Images as (n, height, width, 3) from 0 to 1, their normalisation undone where it is given."""
+    listed = pictures_in(images, argument)
+    if listed is not None:
+        images = read_pictures(listed, argument, channels=3)
     array = numbers_of(images, name=argument, dtype=None)
     _require_finite(array, argument)
+    if count == 1 and array.ndim == 3:
+        array = array[None]
     if array.ndim != 4 or len(array) != count:
         raise ValueError(
             f"{argument} has shape {array.shape}; expected {count} images, (n, channels, height, width)."
