@@ -21,6 +21,22 @@ def net():
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
 
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.same = nn.Linear(4, 4)
+        self.same.weight = self.first.weight
+        self.inner = nn.Linear(4, 16)
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.inner(self.same(torch.relu(self.first(x))))))
+
+def tied():
+    torch.manual_seed(1)
+    return Tied()
+
 def table():
     return {"not": "a network"}
 """
@@ -33,7 +49,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(rng.normal(size=(200, 4)), columns=list("abcd"))
     frame["kind"] = rng.integers(0, 3, size=200)
-    frame.to_csv(folder / "rows.csv", index=False)
+    frame["named"] = frame["kind"].map({0: "oak", 1: "ash", 2: "elm"})
+    frame.drop(columns="named").to_csv(folder / "rows.csv", index=False)
+    frame.drop(columns="kind").to_csv(folder / "named.csv", index=False)
     return folder
 
 
@@ -116,3 +134,55 @@ def test_an_existing_file_is_kept_unless_forced(folder: Path, tmp_path: Path) ->
     assert out.read_text(encoding="utf-8") == "mine"
     assert main(arguments(folder, out, "--force", "--quiet")) == 0
     assert out.stat().st_size > 1000
+
+
+def with_names(folder: Path, out: Path, *more: str) -> list[str]:
+    return [
+        *("prune", "--model", f"{folder / 'nets.py'}:net", "--data", str(folder / "named.csv")),
+        *("--target", "named", "--out", str(out), "--json", *more),
+    ]
+
+
+def test_classes_with_names_are_numbered_by_the_names_of_outputs(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments(folder, tmp_path / "numbered.pt2"), "--json"]) == 0
+    by_number = json.loads(capsys.readouterr().out)
+    names = ("--output-names", "oak,ash,elm")
+    assert main(with_names(folder, tmp_path / "named.pt2", *names)) == 0
+    shown = capsys.readouterr()
+
+    assert json.loads(shown.out)["accuracy"] == by_number["accuracy"]
+    assert "writable" not in shown.err
+
+
+def test_classes_that_cannot_be_numbered_are_told(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(with_names(folder, tmp_path / "told.pt2")) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["accuracy"] is None
+    assert "--output-names" in shown.err
+
+    assert main(with_names(folder, tmp_path / "no.pt2", "--output-names", "oak,ash")) == 2
+    assert "elm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--groups", "--head"])
+def test_options_that_pruning_has_no_use_for_are_refused(
+    option: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(folder, tmp_path / "small.pt2", option, "a")) == 2
+    assert option in capsys.readouterr().err
+
+
+def test_tied_weights_are_written_under_both_names(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tied.safetensors"
+    given = arguments(folder, out, "--protect", "first,same", "--quiet")
+    given[given.index("--model") + 1] = f"{folder / 'nets.py'}:tied"
+
+    assert main(given) == 0
+
+    weights = load_file(out)
+    assert torch.equal(weights["first.weight"], weights["same.weight"])
+    assert weights["last.weight"].shape == (3, 8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from cyclopts import Parameter
 
-from nobsp._typing import ArrayLike
-from nobsp.arguments import count, percent
+from nobsp._typing import AnyArray
+from nobsp.arguments import count, percent, suggest
 from nobsp.base import describe_findings
 from nobsp.cli.inputs import Loaded, find_pictures, load_model, read_table
 from nobsp.cli.options import (
     METHOD,
+    MODEL,
     OUTPUT,
+    POSITIVE,
+    TABLE,
     Console,
     Flag,
     ImageOptions,
@@ -35,6 +38,49 @@ if TYPE_CHECKING:
 
 # Rows with which exported programs are made modules, and smaller networks are exported.
 _EXAMPLE_ROWS = 4
+
+
+@Parameter(name="*", group=MODEL)
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """Which network, and how to run it."""
+
+    model: str
+    """A function that returns the network: package.module:function or file.py:function."""
+    weights: Path | None = None
+    """Weights for the network that the function returns (.safetensors)."""
+    trust_pickle: Flag = False
+    """Read the model even if it is a pickle, which can run any code its author put there."""
+    output_names: Names = None
+    """Names of the classes in the order of the outputs, as --target or folders of images call them."""
+    device: str | None = None
+    """Where to run the network, such as cuda or cpu."""
+    batch_size: Annotated[int, POSITIVE] = 64
+    """Most rows or images in one forward call."""
+    threads: Annotated[int | None, POSITIVE] = None
+    """Threads torch may use (default: torch's own choice)."""
+
+    def as_model(self) -> ModelOptions:
+        """The same as other commands take them."""
+        return ModelOptions(
+            model=self.model,
+            weights=self.weights,
+            trust_pickle=self.trust_pickle,
+            threads=self.threads,
+        )
+
+
+@Parameter(name="*", group=TABLE)
+@dataclass(frozen=True, kw_only=True)
+class RowsOptions:
+    """Which table, and what its columns mean."""
+
+    data: Path
+    """Rows to calibrate on: CSV, Parquet or Arrow."""
+    target: str | None = None
+    """Column with the true classes, to measure accuracy; it is not given to the model."""
+    features: Names = None
+    """Columns the model takes, in its order (default: all but the target)."""
 
 
 @Parameter(name="*", group=METHOD)
@@ -58,8 +104,8 @@ class PruneOptions:
 
 def prune(
     *,
-    model: ModelOptions,
-    table: TableOptions | None = None,
+    model: NetworkOptions,
+    table: RowsOptions | None = None,
     images: ImageOptions | None = None,
     method: PruneOptions = PruneOptions(),
     out: Annotated[
@@ -78,10 +124,13 @@ def prune(
     (.pt2), or the weights alone (.safetensors).
     """
     _check(table, images, out, force=force)
-    with model.limit_threads(None):
-        loaded = load_model(model)
-        rows, labels = _read(model, table, images, loaded)
+    options = model.as_model()
+    with options.limit_threads(None):
+        loaded = load_model(options)
+        rows, labels = _read(model, table, images, loaded, console)
         network = _network(loaded, rows)
+        if model.device is not None:
+            network = network.to(model.device)
         console.step(f"taking {loaded.name} apart on {count(len(rows), 'row')}")
         from nobsp.parts import prune as make_smaller
 
@@ -94,7 +143,7 @@ def prune(
             y=labels,
             protect=split_names(method.protect) or (),
             held_out=method.held_out,
-            batch_size=model.batch_size or 64,
+            batch_size=model.batch_size,
             seed=method.seed,
         )
         _write(pruned, rows, out)
@@ -102,7 +151,7 @@ def prune(
 
 
 def _check(
-    table: TableOptions | None, images: ImageOptions | None, out: Path, *, force: bool
+    table: RowsOptions | None, images: ImageOptions | None, out: Path, *, force: bool
 ) -> None:
     """Raises a UsageError before anything is read."""
     if (table is None) == (images is None):
@@ -116,40 +165,63 @@ def _check(
 
 
 def _read(
-    model: ModelOptions,
-    table: TableOptions | None,
+    model: NetworkOptions,
+    table: RowsOptions | None,
     images: ImageOptions | None,
     loaded: Loaded,
-) -> tuple[Tensor, Any]:
-    """Rows as the model takes them, and labels where there are some that are numbers of classes."""
+    console: Console,
+) -> tuple[Tensor, AnyArray | None]:
+    """Rows as the model takes them, and numbers of their classes where these are known."""
     import torch
 
+    names = split_names(model.output_names)
     if images is not None:
         pictures = find_pictures(
-            images.images, images, option="--images", batch_size=model.batch_size or 64
+            images.images, images, option="--images", batch_size=model.batch_size
         )
         labels = None
         if pictures.classes and all(label is not None for label in pictures.labels):
-            numbers = {name: number for number, name in enumerate(pictures.classes)}
-            labels = np.array([numbers[str(label)] for label in pictures.labels])
+            labels = _by_name(pictures.labels, names or pictures.classes, option="--images")
         return pictures.batch(range(len(pictures))), labels
 
     assert table is not None, "one of the two was given"
+    columns = TableOptions(data=table.data, target=table.target, features=table.features)
     data = read_table(
-        table.data, table, option="--data", known=loaded.feature_names, is_calibrated_on=True
+        table.data, columns, option="--data", known=loaded.feature_names, is_calibrated_on=True
     )
-    rows = torch.as_tensor(np.asarray(data.rows, dtype=np.float64)).float()
-    return rows, _classes(data.labels)
-
-
-def _classes(labels: ArrayLike) -> Any:
-    """Labels that are numbers of classes; None where they are something else, such as prices."""
+    # A copy: frames hand out arrays that must not be written, and torch would say so.
+    rows = torch.from_numpy(np.array(data.rows, dtype=np.float64)).float()
+    if data.labels is None:
+        return rows, None
+    labels = _numbers_of_classes(np.asarray(data.labels), names)
     if labels is None:
-        return None
-    values = np.asarray(labels)
-    if values.dtype.kind not in "iub" or values.min(initial=0) < 0:
+        console.warn(
+            f"--target {table.target} holds no numbers of classes, so accuracy is not measured; name the classes in "
+            "the order of the outputs with --output-names."
+        )
+    return rows, labels
+
+
+def _numbers_of_classes(values: AnyArray, names: Sequence[str] | None) -> AnyArray | None:
+    """Labels by the names of classes, or as they are; None where they are something else, such as prices."""
+    is_whole = values.dtype.kind in "iub"
+    if names is not None and not (is_whole and set(map(str, values.tolist())).isdisjoint(names)):
+        return _by_name(values.tolist(), names, option="--target")
+    if not is_whole or values.min(initial=0) < 0:
         return None
     return values.astype(np.int64)
+
+
+def _by_name(labels: Sequence[object], names: Sequence[str], *, option: str) -> AnyArray:
+    """Positions of labels among the names of classes."""
+    numbers = {name: number for number, name in enumerate(names)}
+    unknown = [str(label) for label in labels if str(label) not in numbers]
+    if unknown:
+        raise UsageError(
+            f"{option} has the class {unknown[0]!r}, which --output-names does not name; "
+            f"{suggest(unknown[0], names)}"
+        )
+    return np.array([numbers[str(label)] for label in labels])
 
 
 def _network(loaded: Loaded, rows: Tensor) -> nn.Module:
@@ -174,7 +246,11 @@ def _write(pruned: Pruned, rows: Tensor, out: Path) -> None:
         if out.suffix == ".safetensors":
             from safetensors.torch import save
 
-            state = {name: value.contiguous() for name, value in pruned.model.state_dict().items()}
+            # Each in memory of its own: tied weights are written under both names.
+            state = {
+                name: value.detach().clone(memory_format=torch.contiguous_format)
+                for name, value in pruned.model.state_dict().items()
+            }
             draft.write_bytes(save(state))
             return
         example = rows[:_EXAMPLE_ROWS].to(next(pruned.model.parameters()))
