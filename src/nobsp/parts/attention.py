@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nobsp.parts.altered import why_altered
+
 
 class SplitAttention(nn.Module):
     """Self-attention with queries, keys and values of all heads in one linear layer, and a projection.
@@ -20,29 +22,30 @@ class SplitAttention(nn.Module):
     # nn.MultiheadAttention has them, is not for this layer.
     batch_first = True
     _qkv_same_embed_dim = False
+    in_proj_weight = None
+    in_proj_bias = None
 
-    def __init__(self, qkv: nn.Linear, out_proj: nn.Linear, num_heads: int) -> None:
+    def __init__(
+        self, qkv: nn.Linear, out_proj: nn.Linear, num_heads: int, *, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.qkv = qkv
         self.out_proj = out_proj
         self.num_heads = num_heads
+        self.dropout = dropout
         self.head_dim = qkv.out_features // (3 * num_heads)
 
     @classmethod
     def of(cls, attention: nn.MultiheadAttention) -> SplitAttention:
         """The same attention."""
-        weight = attention.in_proj_weight.detach()
-        bias = attention.in_proj_bias
-        qkv = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-        qkv.weight = nn.Parameter(weight.clone(), attention.in_proj_weight.requires_grad)
-        if bias is not None:
-            qkv.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
         projection = attention.out_proj
-        out_proj = nn.Linear(
-            projection.in_features, projection.out_features, bias=projection.bias is not None
+        split = cls(
+            _linear(attention.in_proj_weight, attention.in_proj_bias),
+            _linear(projection.weight, projection.bias),
+            attention.num_heads,
+            dropout=attention.dropout,
         )
-        out_proj.load_state_dict(projection.state_dict())
-        return cls(qkv, out_proj.to(weight), attention.num_heads).train(attention.training)
+        return split.train(attention.training)
 
     def forward(
         self,
@@ -63,9 +66,24 @@ class SplitAttention(nn.Module):
         queries, keys, values = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         mask = _joined(attn_mask, key_padding_mask, query)
         mixed = functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, is_causal=is_causal and mask is None
+            queries,
+            keys,
+            values,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=is_causal and mask is None,
         )
         return self.out_proj(mixed.transpose(1, 2).reshape(n_rows, length, -1)), None
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A layer with copies of some weights; none are drawn, so torch's random numbers go on as they would."""
+    outputs, inputs = weight.shape
+    layer = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+    return layer
 
 
 def _joined(attn_mask: Tensor | None, padding: Tensor | None, like: Tensor) -> Tensor | None:
@@ -90,6 +108,8 @@ def can_split(attention: nn.Module) -> bool:
         and attention.bias_k is None
         and not attention.add_zero_attn
         and attention.num_heads > 1
+        and not why_altered(attention)
+        and not why_altered(attention.out_proj)
     )
 
 
@@ -108,6 +128,14 @@ def restore_whole(model: nn.Module, original: nn.Module, changed: set[str]) -> N
     for name, layer in list(model.named_modules()):
         if isinstance(layer, SplitAttention) and name not in changed:
             set_layer(model, name, copy.deepcopy(original.get_submodule(name)))
+    for layer in model.modules():
+        if isinstance(layer, nn.TransformerEncoder) and _has_split(layer):
+            # Nested tensors are for torch's fast path alone.
+            layer.use_nested_tensor = False
+
+
+def _has_split(model: nn.Module) -> bool:
+    return any(isinstance(layer, SplitAttention) for layer in model.modules())
 
 
 def set_layer(model: nn.Module, name: str, layer: nn.Module) -> None:

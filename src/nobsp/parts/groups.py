@@ -7,10 +7,12 @@ itself: an activation, a batch norm, a depthwise convolution, pooling. Residual 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nobsp.parts.operations import active_values, is_attention, is_pointwise, is_weighted
@@ -69,6 +71,8 @@ class Finder:
 
     model: nn.Module
     tape: Tape
+    altered: Mapping[str, str] = field(default_factory=dict)  # layers with hooks and such, and why
+    returned: tuple[Tensor, ...] = ()  # all that the model returns, not its outputs alone
 
     @cached_property
     def graph(self) -> Graph:
@@ -104,6 +108,9 @@ class Finder:
                 keys.setdefault(number, set()).add(key)
         readers = Counter({number: len(own) for number, own in keys.items()})
         readers[self.tape.output] += 1
+        for number, tensor in enumerate(self.tape.values):
+            if number != self.tape.output and any(_is_same(tensor, own) for own in self.returned):
+                readers[number] += 1
         return readers
 
     def _entering_activation(self, module: str) -> int | None:
@@ -129,7 +136,7 @@ class Finder:
         whole = [
             (
                 name,
-                "its heads cannot be told apart (nn.MultiheadAttention with tokens first, or extra keys)",
+                "its heads cannot be told apart (nn.MultiheadAttention with tokens first, extra keys or hooks)",
             )
             for name, layer in self.layers.items()
             if isinstance(layer, nn.MultiheadAttention)
@@ -153,6 +160,8 @@ class Finder:
     def _why_not(self, name: str) -> str:
         """Why a layer cannot read fewer parts; empty where it can."""
         layer = self.layers.get(name)
+        if name in self.altered:
+            return self.altered[name]
         if layer is None or not is_plain_layer(layer):
             return "it is no linear layer or convolution over all channels"
         if self.calls[name] > 1:
@@ -224,6 +233,9 @@ class Finder:
         return self._through(step, value, parents[0], is_map=is_map)
 
     def _further(self, value: int, module: str, *, is_map: bool) -> Chain | str:
+        """The way back through a layer that treats every channel by itself."""
+        if module in self.altered:
+            return f"{module} stands before it, and {self.altered[module]}"
         chain = self._trace(value, is_map=is_map)
         return chain.after(module) if isinstance(chain, Chain) else chain
 
@@ -319,6 +331,16 @@ class Finder:
                     seen.add(parent)
                     waiting.append(parent)
         return sorted(names)
+
+
+def _is_same(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same numbers in memory."""
+    return (
+        tensor.layout == other.layout == torch.strided
+        and tensor.numel() > 0
+        and tensor.shape == other.shape
+        and tensor.data_ptr() == other.data_ptr()
+    )
 
 
 def _common(names: tuple[str, ...]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from torch import nn
@@ -14,6 +16,8 @@ from nobsp.frames import frame_like
 
 # Rows for each column of a layer below which a fit to them is a guess.
 _FEW_ROWS = 2
+# How far above a budget, as a share of the whole, counts as kept: parts are whole, and biases stay.
+_BUDGET_MARGIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,14 @@ class WholeLayer:
     reason: str
 
 
+@dataclass(frozen=True)
+class Budget:
+    """The share that was to stay, and of what."""
+
+    share: float
+    of: Literal["multiplications", "parameters"]
+
+
 @dataclass(frozen=True, eq=False)
 class Pruned:
     """A smaller network, what went, and what it cost on rows that nothing was fitted to.
@@ -59,13 +71,16 @@ class Pruned:
         model: The smaller network, an ordinary module in evaluation mode.
         layers: The layers that became smaller.
         left_whole: The layers that did not, each with the reason.
-        expected_change: Mean squared change of the outputs that was foreseen, as a share of their variance.
+        expected_change: Mean squared change of the outputs that was foreseen, as a share of their variance; NaN where
+            they do not vary on held-out rows.
         measured_change: The same, measured on held-out rows.
-        same_class: Share of held-out rows whose largest output is the same; None for a single output.
-        accuracy: On held-out rows before and after, where labels were given.
+        same_class: Share of held-out rows whose largest output is the same; None where outputs are not (rows, classes).
+        accuracy: On held-out rows before and after, where labels were given and outputs are (rows, classes).
         parameters: How many, before and after.
         multiplications: How many per row, before and after.
         held_out_rows: How many rows the measurements are of.
+        budget: What was to stay, where a budget was given.
+        unused_labels: Whether labels were given that the outputs could not be compared with.
     """
 
     model: nn.Module = field(repr=False)
@@ -78,19 +93,58 @@ class Pruned:
     parameters: Size
     multiplications: Size
     held_out_rows: int
+    budget: Budget | None = None
+    unused_labels: bool = False
 
     @property
     def findings(self) -> tuple[Finding, ...]:
+        """What to know before the smaller network is used: too few rows, a budget missed, what was not measured."""
+        candidates = (
+            self._few_rows(),
+            self._missed_budget(),
+            self._not_measurable(),
+            self._unused_labels(),
+        )
+        return tuple(finding for finding in candidates if finding is not None)
+
+    def _few_rows(self) -> Finding | None:
         """Layers with too few calibration rows, where what others can take over is not known."""
         few = [layer for layer in self.layers if layer.rows_per_column < _FEW_ROWS]
         if not few:
-            return ()
+            return None
         worst = min(few, key=lambda layer: layer.rows_per_column)
         message = (
             f"{count(len(few), 'layer')} had fewer than {_FEW_ROWS} calibration rows for each number they read "
             f"({worst.name!r}: {worst.rows_per_column:.1f}); pass more rows."
         )
-        return (Finding("warning", "few_rows", worst.name, message),)
+        return Finding("warning", "few_rows", worst.name, message)
+
+    def _missed_budget(self) -> Finding | None:
+        if self.budget is None:
+            return None
+        size = self.multiplications if self.budget.of == "multiplications" else self.parameters
+        if size.ratio <= self.budget.share + _BUDGET_MARGIN:
+            return None
+        message = (
+            f"the budget of {percent(self.budget.share)} of {self.budget.of} was not reached, "
+            f"{percent(size.ratio)} are left: every part that can go is gone, or layers stay whole (left_whole)."
+        )
+        return Finding("warning", "budget_missed", "", message)
+
+    def _not_measurable(self) -> Finding | None:
+        if not math.isnan(self.measured_change):
+            return None
+        message = (
+            f"the change is not measurable: outputs do not vary over {count(self.held_out_rows, 'held-out row')}; "
+            "pass more rows, or a larger held_out."
+        )
+        return Finding("warning", "not_measurable", "", message)
+
+    def _unused_labels(self) -> Finding | None:
+        if not self.unused_labels:
+            return None
+        message = "accuracy was not measured: the model does not return (rows, classes), so y was not used."
+        return Finding("warning", "labels_not_used", "", message)
 
     def to_frame(self) -> NativeFrame:
         """One line per layer: what went and what it cost, as a pandas frame, or else a polars one."""
@@ -103,12 +157,19 @@ class Pruned:
         }
         return frame_like(np.zeros((len(self.layers), 1)), columns)
 
+    def _describe_change(self) -> str:
+        if math.isnan(self.measured_change):
+            return "the change of outputs is not measurable"
+        return (
+            f"outputs changed by {percent(self.measured_change)} of their variance "
+            f"({percent(self.expected_change)} expected)"
+        )
+
     def __repr__(self) -> str:
         lines = [
             f"Pruned({count(len(self.layers), 'layer')} smaller, {percent(self.parameters.ratio)} of parameters and "
             f"{percent(self.multiplications.ratio)} of multiplications left)",
-            f"on {count(self.held_out_rows, 'held-out row')}: outputs changed by "
-            f"{percent(self.measured_change)} of their variance ({percent(self.expected_change)} expected)",
+            f"on {count(self.held_out_rows, 'held-out row')}: {self._describe_change()}",
         ]
         if self.same_class is not None:
             lines.append(f"the same class for {percent(self.same_class)}")

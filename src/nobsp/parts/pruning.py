@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,11 +23,13 @@ from nobsp.arguments import (
     suggest,
 )
 from nobsp.network.inference import Operations, evaluation_mode
+from nobsp.network.readout import tensors_in
 from nobsp.network.visit import in_ordinary_modes
+from nobsp.parts.altered import altered_layers
 from nobsp.parts.anatomy import NoPartsError
 from nobsp.parts.attention import restore_whole, split_attention
 from nobsp.parts.groups import Finder, Group
-from nobsp.parts.pruned import Pruned, PrunedLayer, Size, WholeLayer
+from nobsp.parts.pruned import Budget, Pruned, PrunedLayer, Size, WholeLayer
 from nobsp.parts.removal import RIDGE, Removal, remove_parts
 from nobsp.parts.running import (
     Rows,
@@ -110,7 +112,8 @@ def prune(
         budget: The share of multiplications or parameters that stays, shared out over layers by what each removal
             costs at the outputs.
         budget_of: What the budget counts: "multiplications" or "parameters".
-        y: Labels of X, numbers of classes; only to measure accuracy on held-out rows.
+        y: Labels of X, numbers of classes from 0; only to measure accuracy on held-out rows, where the model returns
+            (rows, classes).
         protect: Names of layers that stay whole, with all inside them.
         held_out: The share of rows on which the change is measured, and nothing is fitted.
         batch_size: Rows at a time.
@@ -193,6 +196,7 @@ def _prune(
     require_choice("budget_of", budget_of, ("multiplications", "parameters"))
     require_number("held_out", held_out, above=0, below=1)
     require_whole_number("batch_size", batch_size)
+    require_whole_number("seed", seed, least=0)
     if keep is not None and budget is not None:
         raise ValueError("keep and budget say the same thing in two ways; pass one of them.")
     if budget is None:
@@ -207,15 +211,16 @@ def _prune(
         answer = result_of(run(next(rows.batches())))
     if not answer.is_floating_point():
         raise TypeError(f"model answers {answer.dtype}, and only real numbers have slopes.")
-    split = _split(len(rows.tensor), held_out, seed)
-    labels = None if y is None else _labels(y, len(rows.tensor))[split.unseen]
+    split = _split(len(rows.tensor), held_out, int(seed))
+    n_classes = answer.shape[1] if answer.ndim == 2 and answer.shape[1] > 1 else None
+    labels = None if y is None else _labels(y, len(rows.tensor), n_classes)[split.unseen]
     seen = Rows(rows.tensor[split.seen], rows.device, batch_size)
     unseen = Rows(rows.tensor[split.unseen], rows.device, batch_size)
 
     original = _copied(module)
     whole = _with_heads(original, rows)
     groups, left_whole = _find_groups(whole, rows, protect)
-    surgeon = _Surgeon(whole, groups, seen, seed=seed, recipe=recipe)
+    surgeon = _Surgeon(whole, groups, seen, seed=int(seed), recipe=recipe)
     if keep is not None:
         counts = [max(1, math.ceil(group.count * keep - 1e-9)) for group in groups]
     else:
@@ -228,8 +233,10 @@ def _prune(
         small,
         unseen,
         labels,
+        has_classes=n_classes is not None,
         layers=layers,
         left_whole=(*left_whole, *failed),
+        budget=None if budget is None else Budget(float(budget), budget_of),
     )
 
 
@@ -250,13 +257,20 @@ def _split(n_rows: int, held_out: float, seed: int) -> _Split:
     return _Split(seen=order[n_unseen:].sort().values, unseen=order[:n_unseen].sort().values)
 
 
-def _labels(y: ArrayLike, n_rows: int) -> Tensor:
-    labels = torch.as_tensor(np.asarray(array_of(y, name="y")))
-    if labels.shape != (n_rows,) or labels.is_floating_point():
+def _labels(y: ArrayLike, n_rows: int, n_classes: int | None) -> Tensor:
+    """Numbers of classes; an error where the model has no such class."""
+    values = np.asarray(array_of(y, name="y"))
+    if values.shape != (n_rows,) or values.dtype.kind not in "iub":
         raise ValueError(
-            f"y must hold the number of a class for each of {n_rows} rows, found the shape {tuple(labels.shape)}."
+            f"y must hold the number of a class, counted from 0, for each of {n_rows} rows, found the shape "
+            f"{values.shape} and dtype {values.dtype}."
         )
-    return labels
+    if n_classes is not None and not (values.min() >= 0 and values.max() < n_classes):
+        raise ValueError(
+            f"y must hold numbers of classes from 0 to {n_classes - 1}, as many as the model has outputs, found "
+            f"{values.min()} to {values.max()}."
+        )
+    return torch.from_numpy(values.astype(np.int64))
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -304,8 +318,31 @@ def _find_groups(
 
 def find_groups(model: nn.Module, rows: Tensor) -> tuple[list[Group], list[tuple[str, str]]]:
     """Parts of a model that can go, and layers that stay whole with the reason."""
-    with watching(model, None) as record:
-        return Finder(model, record(rows)).find()
+    # Before the model is watched, which takes hooks of its own.
+    altered = altered_layers(model)
+    returned: list[Tensor] = []
+
+    def choose(result: Any) -> Tensor:
+        returned.extend(_all_tensors(result))
+        return result_of(result)
+
+    with watching(model, choose) as record:
+        tape = record(rows)
+        return Finder(model, tape, altered=altered, returned=tuple(returned)).find()
+
+
+def _all_tensors(result: Any) -> list[Tensor]:
+    """Every tensor that a model returns, its outputs and what it hands out beside them."""
+    if isinstance(result, Tensor):
+        return [result]
+    parts: Iterable[Any] = ()
+    if isinstance(result, Mapping):
+        parts = result.values()
+    elif isinstance(result, tuple | list):
+        parts = result
+    elif is_dataclass(result) and not isinstance(result, type):
+        parts = [getattr(result, entry.name) for entry in fields(result)]
+    return [tensor for part in parts for tensor in _all_tensors(part)]
 
 
 def _is_inside(name: str, protected: Iterable[str]) -> bool:
@@ -333,8 +370,9 @@ class _Surgeon:
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.samples = self._sample_whole()
         self.metrics = self._metrics()
+        # Without gradients and last: weights that a hook computed with gradients could not be copied.
+        self.samples = self._sample_whole()
 
     def operate(
         self, small: nn.Module, counts: Sequence[int]
@@ -455,7 +493,7 @@ class _Surgeon:
         chosen = self.rows.tensor[:_METRIC_ROWS]
         with _seeing(self.whole, names, see), _unfrozen(self.whole), torch.enable_grad():
             for batch in Rows(chosen, self.rows.device, self.rows.batch_size).batches():
-                outputs = result_of(self.whole(batch)).flatten(1)
+                outputs = _by_rows(result_of(self.whole(batch)))
                 for draw in range(_METRIC_DRAWS):
                     signs = torch.randint(0, 2, outputs.shape, generator=generator) * 2.0 - 1.0
                     total = (outputs * signs.to(outputs)).sum()
@@ -599,14 +637,25 @@ def _cut(
 def _agree(masked: nn.Module, cut: nn.Module, probe: Tensor) -> bool:
     """Whether a network with fewer parts gives what it gives with zeros for them."""
     with torch.no_grad():
-        expected = result_of(masked(probe.clone()))
+        expected = tensors_in(masked(probe.clone()))
         try:
-            outputs = result_of(cut(probe.clone()))
+            outputs = tensors_in(cut(probe.clone()))
         except (RuntimeError, ValueError, TypeError, AttributeError):
             return False
+    return outputs.keys() == expected.keys() and all(
+        _is_close(outputs[path], tensor) for path, tensor in expected.items()
+    )
+
+
+def _is_close(outputs: Tensor, expected: Tensor) -> bool:
+    """Whether outputs are the same to rounding."""
+    if outputs.shape != expected.shape:
+        return False
+    if not expected.is_floating_point() or not expected.numel():
+        return True
     size = float(expected.abs().max())
     allowed = _ROUNDING * torch.finfo(expected.dtype).eps * max(size, 1e-30)
-    return outputs.shape == expected.shape and float((outputs - expected).abs().max()) <= allowed
+    return float((outputs - expected).abs().max()) <= allowed
 
 
 See = Callable[[str, Tensor, Tensor], None]
@@ -619,10 +668,18 @@ def _seeing(model: nn.Module, names: Sequence[str], see: See) -> Iterator[None]:
     handles = []
     for name in names:
 
-        def hook(_: nn.Module, args: tuple[Any, ...], leaving: Tensor, name: str = name) -> None:
-            see(name, args[0], leaving)
+        def hook(
+            _: nn.Module,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+            leaving: Tensor,
+            name: str = name,
+        ) -> None:
+            # Linear layers and convolutions take one tensor, by position or by name.
+            [entering] = (*args, *kwargs.values())
+            see(name, entering, leaving)
 
-        handles.append(layers[name].register_forward_hook(hook))
+        handles.append(layers[name].register_forward_hook(hook, with_kwargs=True))
     try:
         yield
     finally:
@@ -636,15 +693,16 @@ def _result(
     unseen: Rows,
     labels: Tensor | None,
     *,
+    has_classes: bool,
     layers: Sequence[PrunedLayer],
     left_whole: Sequence[WholeLayer],
+    budget: Budget | None,
 ) -> Pruned:
     """The smaller network with what was measured on held-out rows."""
     before = _run(whole, unseen)
     after = _run(small, unseen)
     spread = float(before.var(0, unbiased=False).sum())
     change = float(((after - before) ** 2).sum(1).mean())
-    several = before.shape[1] > 1
     expected = sum(layer.cost for layer in layers)
     if not math.isfinite(expected + change + spread):
         raise ValueError(
@@ -658,12 +716,14 @@ def _result(
         expected_change=expected / spread if spread else math.nan,
         measured_change=change / spread if spread else math.nan,
         same_class=float((before.argmax(1) == after.argmax(1)).double().mean())
-        if several
+        if has_classes
         else None,
-        accuracy=_accuracies(before, after, labels),
+        accuracy=_accuracies(before, after, labels) if has_classes else None,
         parameters=Size(_parameters(whole), _parameters(small)),
         multiplications=Size(_multiplications(whole, unseen), _multiplications(small, unseen)),
         held_out_rows=len(unseen.tensor),
+        budget=budget,
+        unused_labels=labels is not None and not has_classes,
     )
 
 
@@ -679,8 +739,13 @@ def _accuracies(before: Tensor, after: Tensor, labels: Tensor | None) -> tuple[f
 def _run(model: nn.Module, rows: Rows) -> Tensor:
     """Outputs in float64."""
     with torch.no_grad():
-        outputs = [result_of(model(batch)).flatten(1).double().cpu() for batch in rows.batches()]
+        outputs = [_by_rows(result_of(model(batch))).double().cpu() for batch in rows.batches()]
     return torch.cat(outputs)
+
+
+def _by_rows(outputs: Tensor) -> Tensor:
+    """Outputs as (rows, outputs); one number per row is one output."""
+    return outputs.reshape(len(outputs), -1)
 
 
 def _parameters(model: nn.Module) -> int:
