@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from nobsp.cli.cam import find_images
+from nobsp.cli.options import ImageOptions, UsageError
 from nobsp.vision import NObSPCam, explain_images
 from nobsp.vision.pictures import read_pictures
 from tests.vision.networks import averaged, body, images, made
@@ -109,6 +111,18 @@ def test_a_picture_of_sixteen_bits_has_the_map_of_its_tensor() -> None:
 def test_a_picture_of_unknown_range_is_refused(pixels: Any) -> None:
     with pytest.raises(ValueError, match=r"images has a picture of mode '[IF]'"):
         read_pictures([Image.fromarray(pixels)], "images", channels=3)
+
+
+def test_a_folder_of_deep_pictures_is_refused_on_the_command_line(tmp_path: Path) -> None:
+    picture, _ = grey_pictures()["I;16"]
+    picture.save(tmp_path / "deep.png")
+    options = ImageOptions(images=tmp_path, channels=1)
+    with pytest.raises(UsageError, match=r"deep\.png"):
+        find_images(options, None, SimpleNamespace(batch_size=4))
+
+    grey_pictures()["L"][0].save(tmp_path / "deep.png")
+    readable, _ = find_images(options, None, SimpleNamespace(batch_size=4))
+    assert len(readable) == 1
 
 
 def test_an_overlay_takes_what_the_call_took(tmp_path: Path) -> None:

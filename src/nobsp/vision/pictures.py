@@ -15,7 +15,7 @@ from torch import Tensor
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 # Grey pictures whose values go beyond eight bits.
-_DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 _EIGHT_BITS = 255
 _SIXTEEN_BITS = 65535
 
@@ -82,7 +82,7 @@ def _pixels(picture: Any, argument: str, channels: int | None) -> Tensor:
             raise ValueError(
                 f"{argument}: {str(picture)!r} cannot be read as a picture ({failure}); leave it out."
             ) from failure
-    if picture.mode in _DEEP_MODES:
+    if picture.mode in DEEP_MODES:
         grey = _deep_pixels(picture, argument)[None]
         return torch.from_numpy(np.repeat(grey, 3 if channels == 3 else 1, axis=0))
 
