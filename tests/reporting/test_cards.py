@@ -178,3 +178,43 @@ def test_bad_input_is_refused_by_name(tmp_path):
     with pytest.raises(TypeError, match="explainer"):
         nobsp.card(model, X, tmp_path / "a.md")
     assert nobsp.card(explainer, X, tmp_path / "a.md").exists()
+
+
+def test_groups_that_are_left_out_are_named(tmp_path):
+    explainer = nobsp.NObSP(model, interactions=0).fit(rows(0, 100))
+    X = rows(1, 150)
+    groups = {
+        "number": np.arange(150),
+        "constant": ["same"] * 150,
+        "mixed": ["often"] * 75 + ["also"] * 70 + ["seldom"] * 5,
+    }
+    text = nobsp.card(explainer, X, tmp_path / "a.md", groups=groups).read_text(encoding="utf-8")
+    section = text[text.index("## Gaps") :]
+    for word in ("number:", "constant has", "seldom left out", "often − all others"):
+        assert word in section
+    assert "No groups were named" not in section
+
+
+def test_endings_and_single_checks(tmp_path):
+    explainer = nobsp.NObSP(model, interactions=0).fit(rows(0, 100))
+    X = rows(1, 50)
+    with pytest.raises(ValueError, match="path"):
+        nobsp.card(explainer, X, tmp_path / "card.txt")
+    check = explainer.check_shape("income", "increasing", X)
+    text = nobsp.card(explainer, X[:1], tmp_path / "a.md", checks=check).read_text(encoding="utf-8")
+    assert "income increasing" in text
+    assert "nan" not in text.lower().replace("finance", "")
+
+
+def test_outputs_are_named_where_there_are_several(tmp_path):
+    def scores(X):
+        return np.column_stack([model(X), -model(X)])
+
+    explainer = nobsp.NObSP(scores, output_names=["up", "down"], interactions=0).fit(rows(0, 100))
+    X = rows(1, 60)
+    check = explainer.check_shape("income", "increasing", X, output="down")
+    groups = {"half": np.arange(60) % 2}
+    page = nobsp.card(explainer, X, tmp_path / "a.md", checks=[check], groups=groups)
+    text = page.read_text(encoding="utf-8")
+    assert "income increasing for down: a counterexample" in text
+    assert "− 1 of up" in text

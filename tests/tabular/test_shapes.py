@@ -176,3 +176,39 @@ def test_bad_input_is_refused_by_name(trees):
     two = nobsp.NObSP(lambda X: X[:, :2]).fit(rows(0))
     with pytest.raises(ValueError, match="output"):
         two.check_shape("x0", "increasing", X)
+
+
+def test_a_check_names_its_output_and_scale():
+    from sklearn.linear_model import LogisticRegression
+
+    X = rows(0, 150)
+    model = LogisticRegression().fit(X, np.digitize(X[:, 0], [-1, 1]))
+    explainer = nobsp.NObSP(model, interactions=0).fit(X)
+    output = explainer.functions_.output_names[1]
+    check = explainer.check_shape("x0", "increasing", X[:20], output=output)
+    assert check.link == "softmax"
+    assert check.asked == f"x0 increasing for {output}, before the model's softmax"
+    assert check.asked in repr(check)
+
+
+def test_a_range_without_rows_is_noted(trees):
+    _, explainer = trees
+    X = rows(1, 20)
+    nowhere = explainer.check_shape("x0", "increasing", X, within=(50, 60))
+    assert nowhere.n_within == 0
+    assert nowhere.note in repr(nowhere)
+    somewhere = explainer.check_shape("x0", "increasing", X, within=(-1, 1))
+    assert somewhere.n_within == (np.abs(X[:, 0]) <= 1).sum()
+    assert not somewhere.note
+
+
+def test_a_constant_column_is_said_to_be_unseen():
+    from sklearn.linear_model import LinearRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    X = pd.DataFrame(rows(0, 100), columns=["a", "b", "k"]).assign(k=1.0)
+    model = make_pipeline(StandardScaler(), LinearRegression()).fit(X, X["a"])
+    explainer = nobsp.NObSP(model, interactions=0).fit(X)
+    with pytest.raises(ValueError, match="'k', or it has a single value"):
+        explainer.check_shape("k", "increasing", X)

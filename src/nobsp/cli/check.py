@@ -130,7 +130,7 @@ def _counterexamples(checks: Sequence[ShapeCheck]) -> dict[str, list[Any]]:
             continue
         n_rows = len(found.predictions)
         each = n_rows // len(found.breaks)
-        columns["checked"] += [f"{found.feature} {found.shape}"] * n_rows
+        columns["checked"] += [found.asked] * n_rows
         columns["prediction"] += found.predictions.tolist()
         columns["break"] += np.repeat(found.breaks, each).tolist()
         for name in found.counterexamples:
@@ -143,9 +143,12 @@ def _summarise(checks: Sequence[ShapeCheck]) -> dict[str, Any]:
     return {
         "checks": [
             {
+                "asked": found.asked,
                 "feature": found.feature,
                 "shape": found.shape,
                 "output": found.output,
+                "link": found.link,
+                "note": found.note,
                 "holds": found.holds,
                 "rows": found.n_rows,
                 "broken": found.n_broken,
@@ -166,7 +169,7 @@ def _describe(summary: Mapping[str, Any]) -> list[str]:
     """The summary in sentences."""
     lines = []
     for found in summary["checks"]:
-        asked = f"{found['feature']} {found['shape']}"
+        asked = found["asked"]
         if found["holds"]:
             verdict = f"holds on all {found['rows']:,} rows tried"
         else:
@@ -175,6 +178,8 @@ def _describe(summary: Mapping[str, Any]) -> list[str]:
                 "at worst"
             )
         exact = "" if found["exact"] else " Between the values the model was not asked."
+        if found["note"]:
+            exact += f" Note: {found['note']}."
         lines.append(
             f"{asked}: {verdict}; at most {found['bound']:.2%} of such rows "
             f"({found['confidence']:.0%} confidence).{exact}"

@@ -46,6 +46,9 @@ _POINTS = 60
 # Rows below which a level of a group is not compared.
 _FEWEST_IN_LEVEL = 20
 
+_MARKDOWN = (".md", ".markdown")
+_HTML = (".html", ".htm")
+
 _LIMITS = (
     "Functions describe the model, not the world: no curve and no part is a cause.",
     "Held-out R² and bands are over rows like those it was calibrated on; rows of another kind, and a model trained "
@@ -61,7 +64,7 @@ def card(
     X: TableLike,
     path: str | os.PathLike[str],
     *,
-    checks: Sequence[ShapeCheck] = (),
+    checks: ShapeCheck | Sequence[ShapeCheck] = (),
     groups: Mapping[str, ArrayLike] | None = None,
     title: str | None = None,
     about: str | None = None,
@@ -74,8 +77,8 @@ def card(
     Args:
         explainer: A calibrated `NObSP`.
         X: Rows to judge by, best ones that neither the model nor the calibration has seen.
-        path: The file: Markdown where it ends in .md, else HTML. One that exists is replaced, atomically.
-        checks: What `explainer.check_shape` found, to be shown.
+        path: The file: Markdown where it ends in .md, HTML in .html. One that exists is replaced, atomically.
+        checks: What `explainer.check_shape` found, to be shown: one or several.
         groups: Groups between which gaps are shown, by name: one value per row of `X`. Each of the most frequent values
             is compared with all other rows.
         title: Heading of the page.
@@ -98,12 +101,16 @@ def card(
     require_mapping("groups", groups, wanted="one value per row, by name")
     if not hasattr(explainer, "weak_spots") or not hasattr(explainer, "functions_"):
         raise TypeError(f"explainer must be a calibrated NObSP, found {type(explainer).__name__}.")
+    if isinstance(checks, ShapeCheck):
+        checks = (checks,)
     for number, check in enumerate(checks):
         if not isinstance(check, ShapeCheck):
             raise TypeError(
                 f"checks[{number}] must be what check_shape returned, found {type(check).__name__}."
             )
-    is_markdown = target.suffix.lower() in (".md", ".markdown")
+    is_markdown = target.suffix.lower() in _MARKDOWN
+    if not is_markdown and target.suffix.lower() not in _HTML:
+        raise ValueError(f"path must end in .html or .md, found {target.name!r}.")
     if not is_markdown:
         require_jinja2()
 
@@ -129,7 +136,7 @@ def card_sheet(
     spots: tuple[WeakSpot, ...] = ()
     if n_known >= FEWEST_ROWS:
         spots = explainer.weak_spots(X)
-    gaps = _gaps_between(explanation, groups or {})
+    gaps, omissions = _gaps_between(explanation, groups or {})
     health = explainer.health(X)
     numbers = {
         "headline": {
@@ -148,6 +155,7 @@ def card_sheet(
         "checks": [_check_numbers(check) for check in checks],
         "weak_spots": [_spot_numbers(spot) for spot in spots],
         "gaps": [_gap_numbers(name, level, gap) for name, level, gap in gaps],
+        "gaps_left_out": omissions,
     }
     share = _worst(health.explained)
     measured = "rows that were held out" if health.held_out else "the calibration rows"
@@ -165,7 +173,7 @@ def card_sheet(
             _functions_section(numbers),
             _checks_section(checks),
             _spots_section(spots, searched=n_known >= FEWEST_ROWS),
-            _gaps_section(gaps),
+            _gaps_section(gaps, omissions),
             Section(key="limits", title="What this cannot say", paragraphs=_LIMITS),
         ),
         numbers=numbers,
@@ -190,7 +198,7 @@ def _facts(
 ) -> tuple[tuple[str, str], ...]:
     """Model, data and how the headline was measured, in words."""
     here = ", ".join(
-        f"{name} {share:.3f}"
+        f"{name} {share:.3f}" if np.isfinite(share) else f"{name} – (its outputs do not vary)"
         for name, share in zip(explanation.output_names, explanation.explained(), strict=True)
     )
     n_mains = sum(len(term) == 1 for term in explanation.terms)
@@ -271,6 +279,8 @@ def _check_numbers(check: ShapeCheck) -> dict[str, Any]:
         "feature": check.feature,
         "shape": check.shape,
         "output": check.output,
+        "link": check.link,
+        "note": check.note,
         "tolerance": check.tolerance,
         "within": None if check.within is None else list(check.within),
         "rows": check.n_rows,
@@ -322,9 +332,10 @@ def _gap_numbers(name: str, level: str, gap: Comparison) -> dict[str, Any]:
 
 def _gaps_between(
     explanation: Explanation, groups: Mapping[str, ArrayLike]
-) -> list[tuple[str, str, Comparison]]:
-    """Every frequent value of a group against all other rows."""
+) -> tuple[list[tuple[str, str, Comparison]], list[str]]:
+    """Every frequent value of a group against all other rows, and in words what was left out and why."""
     gaps = []
+    omissions = []
     for name, labels in groups.items():
         values = array_of(labels, name=f"groups[{name!r}]").reshape(-1)
         if len(values) != len(explanation):
@@ -334,6 +345,7 @@ def _gaps_between(
         texts = np.array([str(value) for value in values.tolist()])
         levels, counts = np.unique(texts, return_counts=True)
         order = np.argsort(-counts, kind="stable")[:MOST_LEVELS]
+        omissions += _omissions(str(name), levels, counts)
         # Of two values one comparison says it all.
         chosen = order[:1] if len(levels) == 2 else order
         for position in chosen:
@@ -347,7 +359,38 @@ def _gaps_between(
                 (str(levels[position]), others),
             )
             gaps.append((str(name), str(levels[position]), gap))
-    return gaps
+    return gaps, omissions
+
+
+def _omissions(name: str, levels: AnyArray, counts: AnyArray) -> list[str]:
+    """Values of a group that are compared with nothing, in words."""
+    if len(levels) == 1:
+        return [f"{name} has the same value in every row, {levels[0]}: nothing to compare."]
+    n_others = counts.sum() - counts
+    is_frequent = np.minimum(counts, n_others) >= _FEWEST_IN_LEVEL
+    order = np.argsort(-counts, kind="stable")
+    is_among_first = np.isin(np.arange(len(levels)), order[:MOST_LEVELS])
+
+    sentences = []
+    rare = [str(levels[position]) for position in order if not is_frequent[position]]
+    if rare and not (len(levels) == 2 and is_frequent.any()):
+        sentences.append(
+            f"{name}: {_listed(rare)} left out, with fewer than {_FEWEST_IN_LEVEL} rows in or beside "
+            "them."
+        )
+    more = [str(level) for level in levels[is_frequent & ~is_among_first]]
+    if more:
+        sentences.append(
+            f"{name}: {_listed(more)} left out; the {MOST_LEVELS} most frequent values are compared."
+        )
+    return sentences
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first few names, and how many there are besides."""
+    listed = ", ".join(names[:MOST_LEVELS])
+    n_more = len(names) - MOST_LEVELS
+    return f"{listed} and {n_more:,} more" if n_more > 0 else listed
 
 
 def _functions_section(numbers: Mapping[str, Any]) -> Section:
@@ -419,7 +462,7 @@ def _checks_section(checks: Sequence[ShapeCheck]) -> Section:
         )
     rows = tuple(
         (
-            f"{check.feature} {check.shape}",
+            check.asked,
             "holds on all rows tried" if check.holds else f"broken by {check.n_broken:,}",
             f"{check.n_rows:,}",
             f"{check.rate:.2%}",
@@ -434,7 +477,9 @@ def _checks_section(checks: Sequence[ShapeCheck]) -> Section:
     return Section(
         key="shapes",
         title="Shapes",
-        lead="Asked of the model along every row's own line; tables certify nothing.",
+        lead="Asked of the model along every row's own line; tables certify nothing. Shapes are of the model's outputs "
+        "before a sigmoid, softmax or exponential: a class's logit may rise where its probability falls.",
+        paragraphs=tuple(f"{check.asked}: {check.note}." for check in checks if check.note),
         blocks=(
             Grid(
                 "",
@@ -461,7 +506,7 @@ def _counterexample(check: ShapeCheck) -> Grid:
         for position in range(each)
     )
     return Grid(
-        f"{check.feature} {check.shape}: a counterexample",
+        f"{check.asked}: a counterexample",
         ("", check.feature, "prediction"),
         rows,
         "All other values are the same; the check's counterexamples hold them whole.",
@@ -510,39 +555,45 @@ def _spots_section(spots: Sequence[WeakSpot], *, searched: bool) -> Section:
     )
 
 
-def _gaps_section(gaps: Sequence[tuple[str, str, Comparison]]) -> Section:
-    """Gaps of mean predictions between groups, by their largest parts."""
+def _gaps_section(gaps: Sequence[tuple[str, str, Comparison]], omissions: Sequence[str]) -> Section:
+    """Gaps of mean predictions between groups, by their largest parts, and groups that were left out."""
+    title = "Gaps between groups"
     if not gaps:
-        return Section(
-            key="gaps", title="Gaps between groups", paragraphs=("No groups were named.",)
-        )
-    blocks = []
-    for name, _, gap in gaps:
-        values = gap.gap.value[:, 0]
-        order = np.argsort(-np.abs(values), kind="stable")[:MOST_PARTS]
-        bars = tuple(
-            Bar(
-                gap.entries[entry],
-                float(values[entry]),
-                float(gap.gap.lower[entry, 0]),
-                float(gap.gap.upper[entry, 0]),
-            )
-            for entry in order
-        )
-        blocks.append(
-            Bars(
-                f"{name}: {gap.names[0]} − {gap.names[1]}, "
-                f"{number_text(gap.total.value[0], signed=True)} in all",
-                bars,
-                f"{gap.n_rows[0]:,} and {gap.n_rows[1]:,} rows; the {len(order)} largest of {len(values)} parts, "
-                f"which add up to the gap; {gap.level:.0%} intervals.",
-            )
-        )
+        told = tuple(omissions) or ("No groups were named.",)
+        return Section(key="gaps", title=title, paragraphs=told)
+    outputs = gaps[0][2].output_names
+    lead = "The difference of mean predictions, by what each term adds to it."
+    if len(outputs) > 1:
+        lead += f" Shown for {outputs[0]}, the first output."
     return Section(
         key="gaps",
-        title="Gaps between groups",
-        lead="The difference of mean predictions, by what each term adds to it.",
-        blocks=tuple(blocks),
+        title=title,
+        lead=lead,
+        blocks=tuple(_gap_bars(name, gap) for name, _, gap in gaps),
+        paragraphs=tuple(omissions),
+    )
+
+
+def _gap_bars(name: str, gap: Comparison) -> Bars:
+    """The largest parts of a gap, for the first output."""
+    values = gap.gap.value[:, 0]
+    order = np.argsort(-np.abs(values), kind="stable")[:MOST_PARTS]
+    bars = tuple(
+        Bar(
+            gap.entries[entry],
+            float(values[entry]),
+            float(gap.gap.lower[entry, 0]),
+            float(gap.gap.upper[entry, 0]),
+        )
+        for entry in order
+    )
+    of_output = f" of {gap.output_names[0]}" if len(gap.output_names) > 1 else ""
+    return Bars(
+        f"{name}: {gap.names[0]} − {gap.names[1]}{of_output}, "
+        f"{number_text(gap.total.value[0], signed=True)} in all",
+        bars,
+        f"{gap.n_rows[0]:,} and {gap.n_rows[1]:,} rows; the {len(order)} largest of {len(values)} parts, "
+        f"which add up to the gap; {gap.level:.0%} intervals.",
     )
 
 
@@ -566,7 +617,7 @@ def shapes_page(
         ),
         facts=tuple(
             (
-                f"{check.feature} {check.shape}",
+                check.asked,
                 f"{count(check.n_rows, 'row')}, {count(check.n_values, 'value')} each, tolerance "
                 f"{number_text(check.tolerance)}",
             )
@@ -576,7 +627,7 @@ def shapes_page(
             Finding(
                 "warning",
                 "broken_shape",
-                f"{check.feature} {check.shape}",
+                check.asked,
                 f"{check.n_broken:,} of {check.n_rows:,} rows break it, by {number_text(check.worst)} at worst.",
             )
             for check in checks

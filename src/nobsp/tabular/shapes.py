@@ -23,7 +23,7 @@ from nobsp.tabular.columns import input_values
 from nobsp.tabular.effort import Represent
 from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.indexing import output_position
-from nobsp.tabular.lookup import LevelAxis, NumberAxis
+from nobsp.tabular.lookup import LevelAxis, NumberAxis, read_columns
 
 Places = np.ndarray[Any, np.dtype[np.intp]]
 
@@ -64,6 +64,10 @@ class ShapeCheck:
             worst breaks (three for convex and concave), which differ in the feature alone. None where there is none.
         predictions: What the model says to each of them.
         breaks: How large each of these breaks is, one per counterexample.
+        link: What the model applies to the output afterwards. The shape is of the output before it: of a class's logit,
+            not its probability, where it is "softmax". "identity" where nothing is applied.
+        one_of_several: Whether the model has other outputs.
+        n_within: Rows whose own value lies in `within`, where that was passed; None where it was not, or is not known.
 
     Example:
         >>> import numpy as np, nobsp
@@ -91,6 +95,25 @@ class ShapeCheck:
     counterexamples: TableLike | None
     predictions: FloatArray
     breaks: FloatArray
+    link: str = "identity"
+    one_of_several: bool = False
+    n_within: int | None = None
+
+    @property
+    def asked(self) -> str:
+        """What was asked in words: feature and shape, of which output, on which scale."""
+        words = f"{self.feature} {self.shape}"
+        if self.one_of_several:
+            words += f" for {self.output}"
+        return words if self.link == "identity" else f"{words}, before the model's {self.link}"
+
+    @property
+    def note(self) -> str:
+        """What is worth knowing before the verdict is believed; empty where nothing is."""
+        if self.n_within != 0 or self.within is None:
+            return ""
+        low, high = self.within
+        return f"no row's own {self.feature} lies between {low:g} and {high:g}"
 
     @property
     def holds(self) -> bool:
@@ -98,7 +121,6 @@ class ShapeCheck:
         return self.n_broken == 0
 
     def __repr__(self) -> str:
-        asked = f"{self.feature} {self.shape}"
         where = f"{self.n_rows:,} rows, {self.n_values:,} values each"
         if self.holds:
             verdict = "holds on all rows tried"
@@ -107,8 +129,10 @@ class ShapeCheck:
                 f"broken by {self.n_broken:,} rows ({self.rate:.2%}), by {self.worst:.3g} at worst"
             )
         unseen = "" if self.exact else "; between the values the model was not asked"
+        if self.note:
+            unseen += f"; {self.note}"
         return (
-            f"ShapeCheck({asked}: {verdict}; at most {self.bound:.2%} of such rows "
+            f"ShapeCheck({self.asked}: {verdict}; at most {self.bound:.2%} of such rows "
             f"with {self.confidence:.0%} confidence; {where}{unseen})"
         )
 
@@ -190,7 +214,23 @@ def check_shape(
         counterexamples=examples.table,
         predictions=predictions,
         breaks=sizes[worst],
+        link=fitted.functions.link,
+        one_of_several=len(names) > 1,
+        n_within=None if within is None else _count_within(fitted, rows, number, line),
     )
+
+
+def _count_within(fitted: Fitted, rows: TableLike, number: int, line: _Line) -> int | None:
+    """Rows whose own value lies in the range; None where values are no numbers."""
+    if line.within is None:
+        return None
+    columns, _ = read_columns(fitted.functions, rows)
+    try:
+        values = np.asarray(columns[fitted.functions.features[number].columns[0]], dtype=np.float64)
+    except (TypeError, ValueError):
+        return None
+    low, high = line.within
+    return int(((values >= low) & (values <= high)).sum())
 
 
 def clopper_pearson(hits: int, trials: int, confidence: float) -> tuple[float, float]:
@@ -269,6 +309,11 @@ def _line_of(
         values, positions = _level_values(axis, feature.name, shape)
         inputs = input_values(fitted.columns, fitted.adapted, number, values[:, None])
         return _Line(values, inputs, columns, positions, exact=True, within=None)
+    if feature.kind == "unused" or (table is not None and not table.axes):
+        raise ValueError(
+            f"the model does not see feature {feature.name!r}, or it has a single value: every "
+            "shape holds, and there is no line to follow."
+        )
     if not isinstance(axis, NumberAxis) or feature.span is None or table is None:
         raise ValueError(
             f"feature {feature.name!r} is no single number and no category, so it has no line to follow."
