@@ -40,7 +40,7 @@ def sums_along_ages(functions: Functions, row: pd.Series) -> np.ndarray:
 def test_the_sum_obeys_whatever_the_other_features_are(
     functions: Functions, rows: pd.DataFrame, rule: str
 ) -> None:
-    edited = functions.edit("age", rule, rows)
+    edited = functions.edit("age", rule, rows, output=0).edit("age", rule, rows, output=1)
     sign = 1 if rule == "increasing" else -1
     violated_before = False
     for _, row in rows.head(40).iterrows():
@@ -57,8 +57,8 @@ def test_a_rule_for_one_output_leaves_the_others(functions: Functions, rows: pd.
 
 
 def test_what_obeys_already_is_not_changed(functions: Functions, rows: pd.DataFrame) -> None:
-    edited = functions.edit("age", "increasing", rows)
-    again = edited.edit("age", "increasing", rows)
+    edited = functions.edit("age", "increasing", rows, output=0)
+    again = edited.edit("age", "increasing", rows, output=0)
     assert_same_to_rounding(again.predict(rows), edited.predict(rows))
     assert min(again.history[-1].agreement) > 1 - 1e-9
 
@@ -119,13 +119,13 @@ def test_a_function_can_be_replaced(functions: Functions, rows: pd.DataFrame) ->
     curve = edited["age"]([20.0, 40.0])
     assert curve[1] - curve[0] == pytest.approx(2.0)
 
-    by_name = functions.edit("city", lambda names: np.arange(len(names)), rows)
+    by_name = functions.edit("city", lambda names: np.arange(len(names)), rows, output=0)
     heights = by_name["city"](["Bern", 'say "hi"\nthere'])
     assert heights[1] - heights[0] == pytest.approx(2.0)
     with pytest.raises(ValueError, match="shape"):
-        functions.edit("age", lambda age: age[:2], rows)
+        functions.edit("age", lambda age: age[:2], rows, output=0)
     with pytest.raises(ValueError, match="finite"):
-        functions.edit("age", lambda age: age * np.nan, rows)
+        functions.edit("age", lambda age: age * np.nan, rows, output=0)
 
 
 def test_a_cap_holds_everywhere(functions: Functions, rows: pd.DataFrame) -> None:
@@ -190,7 +190,7 @@ def test_a_twin_takes_over_what_a_dropped_feature_said() -> None:
 def test_the_old_headline_is_never_that_of_an_edited_file(
     functions: Functions, rows: pd.DataFrame, tmp_path: Path
 ) -> None:
-    edited = functions.edit("age", "increasing", rows).drop("code", rows)
+    edited = functions.edit("age", "increasing", rows, output=0).drop("code", rows)
     edited.save(tmp_path / "functions")
     loaded = Functions.load(tmp_path / "functions")
     for known in (edited, loaded):
@@ -216,7 +216,7 @@ def test_what_is_known_is_measured_anew(functions: Functions, rows: pd.DataFrame
 
 
 def test_the_mean_of_a_term_stays_where_it_was(functions: Functions, rows: pd.DataFrame) -> None:
-    edited = functions.edit("age", lambda age: age + 1000.0, rows)
+    edited = functions.edit("age", lambda age: age + 1000.0, rows, output=0)
     known = np.isfinite(rows["age"])
     before = functions(rows[known]).values[:, 0].mean(0)
     assert edited(rows[known]).values[:, 0].mean(0) == pytest.approx(before)
@@ -241,11 +241,27 @@ def test_what_cannot_be_done_is_refused(
     about: str,
 ) -> None:
     with pytest.raises(error, match=about):
-        functions.edit(feature, rule, rows)
+        functions.edit(feature, rule, rows, output=0)
 
 
 def test_numbered_levels_rise_in_their_order(functions: Functions, rows: pd.DataFrame) -> None:
-    edited = functions.edit("code", "decreasing", rows)
+    edited = functions.edit("code", "decreasing", rows, output=0)
     for _, row in rows.head(10).iterrows():
         by_code = pd.DataFrame([row] * 3).assign(code=[0.0, 1.5, 7.0])
-        assert np.diff(edited.predict(by_code), axis=0).max() <= 1e-10
+        assert np.diff(edited.predict(by_code)[:, 0]).max() <= 1e-10
+
+
+@pytest.mark.parametrize("rule", ["increasing", " Decreasing", lambda age: 0.1 * age])
+def test_a_direction_is_for_one_output(functions: Functions, rows: pd.DataFrame, rule: Any) -> None:
+    with pytest.raises(ValueError, match="output must be chosen among 'out 0', 'out 1'"):
+        functions.edit("age", rule, rows)
+    assert functions.edit("age", "smooth", rows).history  # which is for all
+
+
+def test_what_is_gone_cannot_be_dropped_again(functions: Functions, rows: pd.DataFrame) -> None:
+    for name in ("age", "unused"):
+        smaller = functions.drop(name, rows)
+        with pytest.raises(ValueError, match="dropped already"):
+            smaller.drop(name, rows)
+    with pytest.raises(ValueError, match="nothing to undo"):
+        functions.undo()

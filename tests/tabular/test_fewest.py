@@ -115,3 +115,10 @@ def test_a_column_that_the_pipeline_makes_constant_need_not_be_there(table: pd.D
     assert_same_to_rounding(predictions, functions.predict(rows))
     with pytest.raises(ValueError, match="'b'"):
         functions.predict(rows.drop(columns="b"))
+
+
+def test_a_constant_model_is_said_to_be_constant(table: pd.DataFrame) -> None:
+    model = LinearRegression().fit(table, np.full(len(table), 3.0))
+    fewest = NObSP(model, interactions=0).fit(table).fewest_features(X=table)
+    assert fewest.features == ()
+    assert "constant" in repr(fewest)

@@ -155,3 +155,37 @@ def test_means_behind_a_logarithmic_link_are_predicted() -> None:
     rows = rows_for(functions)
     sums = functions(rows).values.sum(1) + functions.base_values
     assert_same_to_rounding(functions.predict(rows), np.exp(sums[:, 0]))
+
+
+def test_rows_that_have_no_r2_are_refused() -> None:
+    target = X["a"].to_numpy()
+    model = LinearRegression().fit(X, target)
+    functions = functions_of(model)
+    with pytest.raises(ValueError, match="X has 1 row"):
+        functions.fidelity(X[:1], model)
+    with pytest.raises(ValueError, match="constant"):
+        functions.fidelity(X, np.ones(len(X)))
+    with pytest.raises(ValueError, match="y has 1 row"):
+        functions.score(X[:1], target[:1])
+    with pytest.raises(ValueError, match="constant"):
+        functions.score(X, np.ones(len(X)), sample_weight=np.ones(len(X)))
+    with pytest.raises(ValueError, match="y has NaN or infinity in row 0"):
+        functions.score(X, np.full(len(X), np.nan))
+
+
+def test_labels_have_the_shape_of_predictions(two_classes: Functions) -> None:
+    functions = handmade(outputs=2)
+    rows = rows_for(functions, n_rows=50)
+    with pytest.raises(ValueError, match="y must have shape"):
+        functions.score(rows, np.arange(50.0))
+    assert two_classes.score(X, LABELS[:, None]) == two_classes.score(X, LABELS)
+
+
+def test_infinities_of_both_signs_are_as_unknown_as_nan(two_classes: Functions) -> None:
+    infinite = X.copy()
+    infinite.loc[:1, "a"] = [np.inf, -np.inf]
+    missing = X.copy()
+    missing.loc[:1, "a"] = np.nan
+    np.testing.assert_array_equal(
+        two_classes.predict_proba(infinite), two_classes.predict_proba(missing)
+    )

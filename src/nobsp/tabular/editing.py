@@ -35,7 +35,8 @@ Rule = str | Callable[[Any], Any]
 # Rows in whose measure a function is changed; its cost is measured on all.
 MOST_ROWS = 16_384
 # Rules that are words.
-_RULES = ("increasing", "decreasing", "smooth")
+_DIRECTIONS = ("increasing", "decreasing")
+_RULES = (*_DIRECTIONS, "smooth")
 # How strongly corrections of the others are held to none where they take over.
 _TAKE_OVER = 1e-3
 DROPPED = "dropped"
@@ -117,6 +118,7 @@ def edit(
     rows = Rows.read(functions, X, model)
     tables = _tables_with(functions, position)
     _require_function(tables, feature)
+    _require_output(functions, rule, output)
     chunk = rows.some().chunk(functions)
 
     if callable(rule):
@@ -132,7 +134,7 @@ def edit(
         changed = [
             level_beyond(table, position, number, above=above, outputs=outputs) for table in tables
         ]
-    elif word in ("increasing", "decreasing"):
+    elif word in _DIRECTIONS:
         changed = rising(tables, position, chunk, falling=word == "decreasing", outputs=outputs)
     elif word == "smooth":
         changed = [smooth(table, position, chunk, outputs=outputs) for table in tables]
@@ -182,6 +184,8 @@ def drop(
 ) -> Functions:
     """The functions without a feature; the others say in its place what they can, where that is asked for."""
     position = feature_position(functions, feature)
+    if _is_dropped(functions, position):
+        raise ValueError(f"feature {feature!r} was dropped already.")
     rows = Rows.read(functions, X, model)
     tables = _tables_with(functions, position)
     others = without_feature(functions, position)
@@ -196,11 +200,32 @@ def drop(
     return record(functions, others, feature, rule, rows, taken_over=shares)
 
 
+def _is_dropped(functions: Functions, feature: int) -> bool:
+    """Whether an edit took a feature away, be it one that the model never looked at."""
+    if functions.features[feature].kind != "unused":
+        return False
+    name = functions.features[feature].name
+    drops = [entry for entry in functions.history if entry.rule.startswith(DROPPED)]
+    was_read = original(functions).features[feature].kind != "unused"
+    return was_read or any(entry.feature == name for entry in drops)
+
+
 def _chosen_outputs(functions: Functions, output: int | str | None) -> list[int]:
     """Positions of the outputs that a rule is for."""
     if output is None:
         return list(range(len(functions.output_names)))
     return [output_position(output, functions.output_names)]
+
+
+def _require_output(functions: Functions, rule: Rule, output: int | str | None) -> None:
+    """An error where one direction, or one function, would be meant for several outputs at once."""
+    names = functions.output_names
+    for_one = callable(rule) or rule.strip().lower() in _DIRECTIONS
+    if for_one and output is None and len(names) > 1:
+        raise ValueError(
+            f"output must be chosen among {', '.join(map(repr, names))}: the same rule for all "
+            "outputs at once would say little of any of them."
+        )
 
 
 def _tables_with(functions: Functions, feature: int) -> list[TermTable]:
@@ -424,6 +449,8 @@ def _level_columns(axis: LevelAxis, place: float) -> dict[int, AnyArray]:
 
 def undo(functions: Functions, steps: int) -> Functions:
     """The functions before the last edits."""
+    if not functions.history:
+        raise ValueError("there is nothing to undo: these functions were not edited.")
     if not 1 <= steps <= len(functions.history):
         raise ValueError(
             f"steps must be between 1 and {len(functions.history)}, the edits there are, "

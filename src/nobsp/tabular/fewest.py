@@ -65,6 +65,11 @@ class FewestFeatures:
         )
 
     def __repr__(self) -> str:
+        if not self.features:
+            return (
+                f"The model is constant on held-out rows: none of its {len(self.order)} features "
+                "is needed."
+            )
         kept = ", ".join(self.features)
         return (
             f"{len(self.features)} of {len(self.order)} features explain {self.share:.1%} of what "

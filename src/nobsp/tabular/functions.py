@@ -22,7 +22,14 @@ from nobsp._typing import (
     NativeFrame,
     TableLike,
 )
-from nobsp.arguments import count, numbers_of, require_choice, require_number, require_whole_number
+from nobsp.arguments import (
+    count,
+    names_of,
+    numbers_of,
+    require_choice,
+    require_number,
+    require_whole_number,
+)
 from nobsp.base import Finding
 from nobsp.frames import as_table
 from nobsp.tabular.editing import Edit, Rule, cap, drop, edit, original, undo
@@ -50,6 +57,7 @@ from nobsp.tabular.predicting import (
     has_probabilities,
     predict,
     predict_proba,
+    require_shares,
     score,
     tags_of,
 )
@@ -294,6 +302,9 @@ class Functions:
             X: Rows.
             y: What they truly are.
             sample_weight: How much each row counts.
+
+        Raises:
+            ValueError: Where numbers are the same in all rows, or there is only one row: these have no R².
         """
         return score(self, X, y, sample_weight)
 
@@ -305,10 +316,16 @@ class Functions:
         Args:
             X: Rows.
             model: The model, its explainer, or its outputs (logits) for the rows.
-            multioutput: "uniform_average" for one number, the mean over outputs that vary; "raw" for one each.
+            multioutput: "uniform_average" for one number, the mean over outputs that vary; "raw" for one each, NaN
+                for those that do not.
+
+        Raises:
+            ValueError: Where no output varies over the rows, or there is only one.
         """
         explanation = self.explain(X, predictions=outputs_of(self, X, model))
-        return average_share(explanation.explained(), multioutput)
+        shares = explanation.explained()
+        require_shares(shares, len(explanation.values), argument="X", what="the model's outputs")
+        return average_share(shares, multioutput)
 
     def fit(self, X: TableLike, y: ArrayLike | None = None) -> Self:  # noqa: ARG002 - scikit-learn's
         """There for scikit-learn, which tells estimators by it; functions are fitted by `NObSP`."""
@@ -462,6 +479,9 @@ class Functions:
     ) -> Functions:
         """New functions in which a feature keeps to a rule, changed as little as the rows allow.
 
+        A rule is for the output before the link: the logit of a class, not its probability. The log-odds of one of two
+        classes rise with its probability; of several classes, a probability may fall while its own logit rises.
+
         Args:
             feature: Name of the feature.
             rule: "increasing" or "decreasing": the sum of the feature's function and its interactions then rises (or
@@ -469,7 +489,8 @@ class Functions:
                 at that number. Or a function from values (numbers, or levels) to contributions, in place of the
                 feature's own, moved to the mean it had over the rows; interactions stay.
             X: Rows in whose measure the change is as small as can be, and on which its cost is measured.
-            output: The output that the rule is for; all when None.
+            output: The output that the rule is for. It must be chosen where there are several and the rule is a
+                direction or a function; the other rules are for all when None.
             model: The model, its explainer, or its outputs for the rows: the history then tells what the change costs
                 in fidelity to it.
 
@@ -590,7 +611,7 @@ class Functions:
         table: str,
         *,
         dialect: Literal["duckdb", "postgres", "sqlite"] = "duckdb",
-        keep: Sequence[str] = (),
+        keep: str | Sequence[str] = (),
         contributions: bool = True,
     ) -> str:
         """One SELECT that predicts for every row of a database's table, with contributions.
@@ -602,7 +623,7 @@ class Functions:
         Args:
             table: Name of the table or view, with the columns of the calibration; a dot parts it from its schema.
             dialect: Which database: "duckdb", "postgres" (12 or later) or "sqlite" (3.35 or later).
-            keep: Columns of the table to carry along, such as a key.
+            keep: Columns of the table to carry along, such as a key; a text is the name of one.
             contributions: Whether contributions are in the result.
 
         Example:
@@ -623,8 +644,11 @@ class Functions:
         from nobsp.tabular.exports.layout import layout_of
         from nobsp.tabular.exports.sql import write_sql
 
+        if isinstance(table, str) and not table.strip():
+            raise ValueError("table must be the name of a table or a view, found an empty text.")
+        carried = (keep,) if isinstance(keep, str) else names_of("keep", keep)
         return write_sql(
-            layout_of(self), table, dialect=dialect, keep=keep, contributions=contributions
+            layout_of(self), table, dialect=dialect, keep=carried, contributions=contributions
         )
 
     def to_excel(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, ModelLike, TableLike
-from nobsp.arguments import array_of, join_names, numbers_of
+from nobsp.arguments import array_of, count, join_names, numbers_of
 from nobsp.numerics import r_squared
 from nobsp.tabular.explanation import apply_link
 from nobsp.tabular.indexing import term_name
@@ -169,6 +169,13 @@ def score(
     labels = array_of(y, name="y")
     if len(labels) != len(predictions):
         raise ValueError(f"y has {len(labels)} labels for {len(predictions)} rows of X.")
+    if not len(labels):
+        raise ValueError("X has no rows, which have no score.")
+    if labels.size != predictions.size:
+        raise ValueError(
+            f"y must have shape {predictions.shape}, as predictions have, found {labels.shape}."
+        )
+    labels = labels.reshape(predictions.shape)
     weights = None if sample_weight is None else numbers_of(sample_weight, name="sample_weight")
 
     if classes_of(functions):
@@ -179,16 +186,33 @@ def score(
 def _weighted_share(
     predictions: FloatArray, labels: FloatArray, weights: FloatArray | None
 ) -> float:
-    """R², the mean over outputs."""
-    labels = labels.reshape(predictions.shape)
+    """R², the mean over outputs that vary."""
     residuals = (labels - predictions).reshape(len(labels), -1)
     labels = labels.reshape(len(labels), -1)
+    is_known = np.isfinite(labels).all(1)
+    if not is_known.all():
+        row = int(np.flatnonzero(~is_known)[0])
+        raise ValueError(f"y has NaN or infinity in row {row}; leave such rows out.")
+
+    shares = r_squared(residuals, labels)
+    require_shares(shares, len(labels), argument="y", what="its values")
     if weights is None:
-        return float(np.nanmean(r_squared(residuals, labels)))
+        return float(np.nanmean(shares))
 
     share = weights[:, None] / weights.sum()
     centred = labels - (share * labels).sum(0)
     return float(1 - ((share * residuals**2).sum(0) / (share * centred**2).sum(0)).mean())
+
+
+def require_shares(shares: FloatArray, n_rows: int, *, argument: str, what: str) -> None:
+    """An error where no output varies over the rows, so that there is no R² of any."""
+    if n_rows < 2:
+        raise ValueError(f"{argument} has {count(n_rows, 'row')}; R² needs at least two.")
+    if np.isnan(shares).all():
+        raise ValueError(
+            f"R² needs rows that differ, but {what} ({argument}) are constant: the same in all "
+            f"{n_rows:,} rows."
+        )
 
 
 def tags_of(functions: Functions) -> Any:

@@ -206,3 +206,10 @@ def test_functions_of_nothing_have_their_base() -> None:
     rows = rows_for(functions)
     result = ask_duckdb(constant.to_sql("people"), rows)
     np.testing.assert_allclose(result["prediction"], functions.base_values[0])
+
+
+def test_a_text_is_the_name_of_one_column_and_a_table_has_a_name() -> None:
+    functions = handmade()
+    assert functions.to_sql("people", keep="id") == functions.to_sql("people", keep=["id"])
+    with pytest.raises(ValueError, match="table"):
+        functions.to_sql("")
