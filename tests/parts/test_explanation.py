@@ -567,3 +567,18 @@ def test_further_questions_are_refused_for_other_rows_weights_and_without_a_netw
     for ask in (ex.ablation, ex.lens):
         with pytest.raises(ValueError, match="weights"):
             ask(x)
+
+
+def test_sums_of_explanations_have_the_parts_of_their_terms_and_no_network() -> None:
+    x = rows(5, 3, 8)
+    ex = nobsp.explain_parts(four_outputs(), x)
+
+    mean = (ex[:, ["embedding"]] + ex) * 0.5
+
+    assert tuple(part.name for part in mean.parts) == tuple(name for (name,) in mean.terms)
+    assert_same_to_rounding(mean.mean_outputs, ex.mean_outputs, within=SUMS)
+    for computed in (mean, ex - ex, 2.0 * ex):
+        with pytest.raises(ValueError, match="explain_parts"):
+            computed.ablation(x)
+    with pytest.raises(TypeError):
+        ex * "two"

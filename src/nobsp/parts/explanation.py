@@ -105,6 +105,29 @@ class PartsExplanation(Explanation):
             _subject=subject,
         )
 
+    def __add__(self, other: Explanation) -> PartsExplanation:
+        """The account of two networks' summed outputs; no single network is behind it."""
+        if not isinstance(other, PartsExplanation):
+            return NotImplemented
+        total = super().__add__(other)
+        assert isinstance(total, PartsExplanation), "a sum is of the kind of its first term"
+        by_name = {part.name: part for part in (*other.parts, *self.parts)}
+        return replace(
+            total,
+            parts=tuple(by_name[name] for (name,) in total.terms),
+            mean_outputs=self.mean_outputs + other.mean_outputs,
+            _subject=None,
+        )
+
+    def __mul__(self, factor: float) -> PartsExplanation:
+        """The account of the outputs times a number; no network is behind it."""
+        product = super().__mul__(factor)
+        if not isinstance(product, PartsExplanation):
+            return NotImplemented
+        return replace(product, mean_outputs=self.mean_outputs * factor, _subject=None)
+
+    __rmul__ = __mul__
+
     def __getstate__(self) -> dict[str, Any]:
         # The network stays behind: an account can be kept and sent without it.
         return {**self.__dict__, "_subject": None}
@@ -300,8 +323,8 @@ def _subject_of(explanation: PartsExplanation) -> _Subject:
     """The network behind an explanation; an error where it was left behind."""
     if explanation._subject is None:
         raise ValueError(
-            "this explanation was read from a pickle or copied, which leaves its network behind; call explain_parts "
-            "again to ask more of it."
+            "no network is behind this explanation, since it was read from a pickle, copied or computed from others; "
+            "call explain_parts and ask what that returns."
         )
     subject: _Subject = explanation._subject
     return subject
