@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations
 import nobsp
 from nobsp.parts.attention import SplitAttention
 from tests.parts.streams import drawn, rows
+from tests.parts.test_pruning import Heads
 
 X = rows(200, 6)
 
@@ -150,6 +151,7 @@ def test_outputs_that_are_no_classes_have_no_accuracy() -> None:
         ({"seed": "one"}, "seed"),
         ({"seed": 1.5}, "seed"),
         ({"seed": -1}, "seed"),
+        ({"seed": 2**70}, "seed"),
     ],
 )
 def test_labels_and_seeds_that_cannot_be_used_are_refused(
@@ -174,6 +176,14 @@ def test_one_held_out_row_measures_nothing_and_says_so() -> None:
     assert pruned.held_out_rows == 1
     assert "not_measurable" in [finding.code for finding in pruned.findings]
     assert "nan" not in repr(pruned)
+
+
+def test_heads_whose_weights_are_computed_from_others_stay() -> None:
+    model = drawn(Heads(8, heads=4))
+    parametrizations.weight_norm(model.qkv)
+
+    with pytest.raises(ValueError, match="no part of this model can be taken out"):
+        nobsp.prune(model, rows(60, 3, 8))
 
 
 def encoder(*, dropout: float = 0.1, nested: bool = True) -> nn.Module:

@@ -136,7 +136,8 @@ class Finder:
         whole = [
             (
                 name,
-                "its heads cannot be told apart (nn.MultiheadAttention with tokens first, extra keys or hooks)",
+                "its heads cannot be told apart (nn.MultiheadAttention with tokens first, extra keys, hooks, "
+                "or weights that are used)",
             )
             for name, layer in self.layers.items()
             if isinstance(layer, nn.MultiheadAttention)
@@ -299,7 +300,7 @@ class Finder:
         layer = self.layers[consumer]
         columns = n_columns(layer)
         fits = all(
-            n_outputs(self.layers[name]) % columns == 0 and self.calls[name] == 1
+            n_outputs(self.layers[name]) % columns == 0 and not self._why_not(name)
             for name in producers
         )
         if not producers or not fits or columns % heads.count:

@@ -16,8 +16,8 @@ from nobsp.frames import frame_like
 
 # Rows for each column of a layer below which a fit to them is a guess.
 _FEW_ROWS = 2
-# How far above a budget, as a share of the whole, counts as kept: parts are whole, and biases stay.
-_BUDGET_MARGIN = 0.01
+# How far above a budget counts as kept, as a share of it: parts are whole, and biases stay.
+_BUDGET_MARGIN = 0.02
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Pruned:
         if self.budget is None:
             return None
         size = self.multiplications if self.budget.of == "multiplications" else self.parameters
-        if size.ratio <= self.budget.share + _BUDGET_MARGIN:
+        if size.ratio <= self.budget.share * (1 + _BUDGET_MARGIN):
             return None
         message = (
             f"the budget of {percent(self.budget.share)} of {self.budget.of} was not reached, "

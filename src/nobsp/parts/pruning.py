@@ -62,6 +62,8 @@ _METRIC_ROWS = 128
 _METRIC_DRAWS = 2
 # How far a network may move when columns of zeros are cut out, in units of its precision and size.
 _ROUNDING = 1e4
+# Of torch's generators.
+_LARGEST_SEED = 2**63 - 1
 
 
 # Given a group, its parts' Gram matrix and weights, and how many stay: what is left.
@@ -197,6 +199,8 @@ def _prune(
     require_number("held_out", held_out, above=0, below=1)
     require_whole_number("batch_size", batch_size)
     require_whole_number("seed", seed, least=0)
+    if seed > _LARGEST_SEED:
+        raise ValueError(f"seed must be at most {_LARGEST_SEED}, found {seed}.")
     if keep is not None and budget is not None:
         raise ValueError("keep and budget say the same thing in two ways; pass one of them.")
     if budget is None:
@@ -279,7 +283,8 @@ def _copied(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module).eval()
     except Exception as failure:
         raise ValueError(
-            f"model cannot be copied ({failure}), and it is not changed itself."
+            f"model cannot be copied ({failure}), and it is not changed itself. Of layers with the older weight_norm "
+            "or spectral_norm take it off first, or use those of torch.nn.utils.parametrizations."
         ) from failure
 
 
