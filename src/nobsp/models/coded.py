@@ -309,8 +309,12 @@ def numbers_of(returned: Any, rows: int) -> Array:
 
 def log_odds(probabilities: Array) -> Array:
     """Log-odds of the second of two classes, or centred logarithms; probabilities of 0 are taken as 1e-12."""
-    logs = np.log(np.clip(probabilities, 1e-12, None))
-    if probabilities.shape[1] == 2:
+    return odds_of_logs(np.log(np.clip(probabilities, 1e-12, None)))
+
+
+def odds_of_logs(logs: Array) -> Array:
+    """The same from logarithms, to which every row may have added a number of its own."""
+    if logs.shape[1] == 2:
         return logs[:, 1:] - logs[:, :1]
     centred: Array = logs - logs.mean(1, keepdims=True)
     return centred

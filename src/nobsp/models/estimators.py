@@ -12,6 +12,7 @@ from torch import nn
 
 from nobsp._typing import ModelLike
 from nobsp.models.coded import Array, Coded, Runs, linear, log_odds, numbers_of
+from nobsp.models.scores import ClassScores
 from nobsp.models.trees import Trees, read_trees, steps_before
 from nobsp.network.adapted import Adapted, Recipe, encoder_of, framed
 
@@ -160,9 +161,9 @@ def _ask(model: ModelLike, method: str, coded: Coded | None) -> Callable[[Array]
     rows = _rows_for(coded, _names_of(model))
     if method == LINEAR_PREDICTOR:
         return lambda x: _linear_predictor(model, rows(x))
-    answer = getattr(model, method)
     if method == "predict_proba":
-        return lambda x: log_odds(np.asarray(answer(rows(x))))
+        return ClassScores(model, rows)
+    answer = getattr(model, method)
     return lambda x: answer(rows(x))
 
 
