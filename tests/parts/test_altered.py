@@ -220,7 +220,7 @@ def test_attention_drops_weights_in_training_as_it_did() -> None:
         third, fourth = (split.eval()(x, x, x)[0] for _ in range(2))
 
     assert not torch.allclose(first, second)
-    assert torch.equal(third, fourth)
+    torch.testing.assert_close(third, fourth)
 
 
 class Weighed(nn.Module):

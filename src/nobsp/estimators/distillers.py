@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
@@ -33,7 +34,7 @@ _FEWEST_ROWS = 100
 _FORWARD_ROWS = 200_000
 
 
-class _Distiller(BaseEstimator):  # type: ignore[misc]
+class _Distiller(ABC, BaseEstimator):  # type: ignore[misc]
     """What both have in common."""
 
     def __init__(
@@ -125,11 +126,13 @@ class _Distiller(BaseEstimator):  # type: ignore[misc]
             return X
         return array
 
+    @abstractmethod
     def _default_teacher(self) -> Any:
-        raise NotImplementedError
+        """The model that is fitted to the labels where no teacher is passed."""
 
+    @abstractmethod
     def _as_model(self, functions: Functions, y: AnyArray) -> Functions:
-        raise NotImplementedError
+        """The teacher's functions with what this kind of labels needs to predict."""
 
     def explain(self, X: TableLike) -> Any:
         """The account of every prediction: base plus contributions."""
