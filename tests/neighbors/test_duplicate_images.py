@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from nobsp import ContributionIndex, NObSPCam
 from nobsp.neighbors.duplicates import least_correlation
-from nobsp.network.thumbnails import make_thumbnails
+from nobsp.vision.images import make_thumbnails
 
 N_IMAGES = 300
 N_PLANTED = 20

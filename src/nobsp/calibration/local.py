@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 from nobsp._typing import ModelLike, TableLike
 from nobsp.arguments import path_of, quote, require_number
 from nobsp.calibration.checkpoint import Checkpoint, Tracker
-from nobsp.network.progress import with_progress
+from nobsp.network.batches import with_progress
 
 Value = TypeVar("Value")
 # A State, or a tuple of them.

@@ -337,7 +337,7 @@ def prepare_network(
     """The network, run once on the first images, and its classes, named after the folders if there are as many."""
     from torch import nn
 
-    from nobsp.network.inference import device_and_dtype, evaluation_mode
+    from nobsp.network.guest import device_and_dtype, evaluation_mode
 
     some = images.batch(range(min(_EXAMPLE_IMAGES, len(images))))
     channels, height, width = some.shape[1:]

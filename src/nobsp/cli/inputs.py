@@ -471,7 +471,7 @@ class Pictures:
         return len(self.paths)
 
     def __iter__(self) -> Iterator[Tensor]:
-        from nobsp.network.progress import with_progress
+        from nobsp.network.batches import with_progress
 
         every = range(len(self))
         size = self.batch_size

@@ -145,7 +145,7 @@ class ModelOptions:
 
     def limit_threads(self, default: int | None) -> AbstractContextManager[None]:
         """Lets torch use as many threads as asked for."""
-        from nobsp.network.inference import use_threads
+        from nobsp.network.guest import use_threads
 
         return use_threads(default if self.threads is None else self.threads)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nobsp import __version__
 from nobsp.metrics import function_reproduction
 from nobsp.neighbors import ContributionIndex, audit
-from nobsp.network.inference import use_threads
+from nobsp.network.guest import use_threads
 from nobsp.reporting import report
 from nobsp.reporting.build import fill_template
 from nobsp.reporting.pictures import image_url

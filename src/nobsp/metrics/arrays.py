@@ -18,8 +18,7 @@ from torch import nn
 
 from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, IntArray
 from nobsp.arguments import array_of, numbers_of, require_whole_number
-from nobsp.network.inference import device_and_dtype, evaluation_mode
-from nobsp.network.stand_in import unwrap
+from nobsp.network.guest import device_and_dtype, evaluation_mode, unwrap
 
 Array = NDArray[np.float64]
 Model = nn.Module | Callable[[Any], Any]

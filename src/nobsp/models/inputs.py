@@ -19,8 +19,7 @@ from nobsp._typing import ModelLike, TableLike
 from nobsp.frames import match_columns
 from nobsp.models.coded import Coded, Runs, linear
 from nobsp.network.adapted import Adapted, MixedColumnsError, grouping_rows
-from nobsp.network.inference import device_and_dtype, evaluation_mode
-from nobsp.network.stand_in import unwrap
+from nobsp.network.guest import device_and_dtype, evaluation_mode, unwrap
 from nobsp.numerics import as_numpy
 
 _OPENED = "nobsp.as_module(model, rows)"

@@ -20,7 +20,7 @@ from nobsp.neighbors.search import Fitted
 from nobsp.neighbors.tuning import TUNING
 from nobsp.neighbors.typicality import reference_positions
 from nobsp.neighbors.voting import Centroids, count_votes, fit_centroids
-from nobsp.network.odds import log_odds
+from nobsp.network.readout import log_odds
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -54,7 +54,7 @@ from nobsp.neighbors.search import (
 )
 from nobsp.neighbors.selection import cover
 from nobsp.network.evidence import EvidenceSource, Wanted
-from nobsp.network.visit import keeps_torch_modes
+from nobsp.network.guest import keeps_torch_modes
 from nobsp.serialization import damage_in_words
 
 _CHOICES: dict[str, tuple[str, ...]] = {

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp._typing import AnyArray, TableLike
-from nobsp.network.batches import batches_of
-from nobsp.network.progress import with_progress
+from nobsp.network.batches import batches_of, with_progress
 
 # Evidence for no class, for the predicted one, or for every class.
 Wanted = Literal["none", "own", "every"]

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.arguments import join_names
-from nobsp.network.inference import (
+from nobsp.network.guest import (
     Place,
+    Visit,
     catching,
     checked_device,
     copied_to,
@@ -27,9 +28,9 @@ from nobsp.network.inference import (
     hooked,
     plain,
     portable,
+    require_function_of_row,
+    unwrap,
 )
-from nobsp.network.stand_in import unwrap
-from nobsp.network.visit import Visit, require_function_of_row
 
 PROBE_ROWS = 256
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
@@ -737,3 +738,16 @@ def _lookups_of(
         here.on = True
         run(prepare(rows))
     return lookups
+
+
+def log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool = False) -> Tensor:
+    """Log-odds of one class per row: its logit, or logarithm of any weight, less that of the sum of the others.
+
+    >>> log_odds(torch.tensor([[1.0, 2.0, 6.0]]).log(), torch.tensor([2])).exp().round(decimals=5)
+    tensor([2.])
+    """
+    own = logits.gather(1, target[:, None])[:, 0]
+    if sigmoid:
+        return own
+    others = logits.scatter(1, target[:, None], -torch.inf)
+    return own - others.logsumexp(1)

@@ -23,8 +23,8 @@ from nobsp.arguments import (
 )
 from nobsp.base import Finding, Plots
 from nobsp.frames import frame_like
+from nobsp.network.guest import in_ordinary_modes
 from nobsp.network.readout import fingerprint_of
-from nobsp.network.visit import in_ordinary_modes
 from nobsp.parts.anatomy import Account, Anatomy, Detail, Means, dissect
 from nobsp.parts.names import Part
 from nobsp.parts.running import (

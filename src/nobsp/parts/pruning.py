@@ -22,9 +22,8 @@ from nobsp.arguments import (
     require_whole_number,
     suggest,
 )
-from nobsp.network.inference import Operations, evaluation_mode
+from nobsp.network.guest import Operations, evaluation_mode, in_ordinary_modes
 from nobsp.network.readout import tensors_in
-from nobsp.network.visit import in_ordinary_modes
 from nobsp.parts.altered import altered_layers
 from nobsp.parts.anatomy import NoPartsError
 from nobsp.parts.attention import restore_whole, split_attention

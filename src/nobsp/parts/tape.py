@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nobsp.network.visit import Visit
+from nobsp.network.guest import Visit
 
 # These take the shape of a tensor and nothing else.
 _SHAPES = frozenset(

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from nobsp.base import Finding
 from nobsp.calibration import Run
-from nobsp.network.inference import use_threads
+from nobsp.network.batches import progress_bar
+from nobsp.network.guest import use_threads
 from nobsp.network.inputs import Subset, Summary
-from nobsp.network.progress import progress_bar
 from nobsp.network.readout import as_model_takes
 from nobsp.tabular.bands import Traces, copy_functions
 from nobsp.tabular.correction import Fit, share_explained

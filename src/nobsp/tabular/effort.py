@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from nobsp.network.inference import Operations
+from nobsp.network.guest import Operations
 from nobsp.network.inputs import Subset
 from nobsp.tabular.features import Domain, Points
 from nobsp.tabular.lookup import Chunk

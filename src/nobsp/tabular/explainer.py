@@ -24,11 +24,10 @@ from nobsp.calibration.ray import RayRun
 from nobsp.deprecation import warn_renamed
 from nobsp.models import adapt
 from nobsp.models.unseen import unseen_levels
+from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
-from nobsp.network.inference import checked_device
-from nobsp.network.progress import with_progress
+from nobsp.network.guest import checked_device, keeps_torch_modes
 from nobsp.network.readout import Network, as_model_takes, running_on
-from nobsp.network.visit import keeps_torch_modes
 from nobsp.serialization import damage_in_words
 from nobsp.tabular import files
 from nobsp.tabular.columns import input_values

@@ -15,9 +15,8 @@ from torch import Tensor
 from nobsp._typing import AnyArray, TableLike
 from nobsp.models.unseen import unseen_levels
 from nobsp.network.adapted import Adapted
-from nobsp.network.batches import Source
+from nobsp.network.batches import Source, progress_bar
 from nobsp.network.inputs import MOST_LEVELS, Subset, Summary, distinct
-from nobsp.network.progress import progress_bar
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.tabular.calibration import FittedTogether
 from nobsp.tabular.columns import Columns, input_values

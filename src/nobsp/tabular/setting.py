@@ -17,7 +17,7 @@ from nobsp.arguments import names_of, number_outputs, require_choice, require_wh
 from nobsp.calibration import Run
 from nobsp.models import adapt
 from nobsp.network.adapted import Adapted
-from nobsp.network.inference import checked_device
+from nobsp.network.guest import checked_device
 from nobsp.network.inputs import Subset, Summary, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
 from nobsp.numerics import evenly_spaced

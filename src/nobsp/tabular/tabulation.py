@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
+from nobsp.network.batches import Counter
 from nobsp.network.inputs import Subset
-from nobsp.network.progress import Counter
 from nobsp.tabular.effort import (
     MOST_PAIR_NODES,
     MOST_STEPS,

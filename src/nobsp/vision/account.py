@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp.network.progress import count_gradients
+from nobsp.network.guest import count_gradients
 from nobsp.vision.feature_map import FeatureMap, ForwardPass, per_channel, spread
 from nobsp.vision.held_scales import Tape
 from nobsp.vision.targets import Question, Targets

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nobsp.network.inference import evaluation_mode, hooked
+from nobsp.network.guest import Side, evaluation_mode, hooked
 from nobsp.network.readout import tensors_in
-from nobsp.network.visit import Side
 
 # A module, which of its calls, and whether it is what the module is given or returns.
 Passage = tuple[str, int, Side]

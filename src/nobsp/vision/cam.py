@@ -20,7 +20,7 @@ from nobsp._typing import ArrayLike, ImagesLike, TableLike
 from nobsp.arguments import names_of, number_outputs, require_choice, require_whole_number
 from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
-from nobsp.network.batches import check_batch_size
+from nobsp.network.batches import check_batch_size, with_progress
 from nobsp.network.evidence import (
     EvidenceBatch,
     EvidenceSource,
@@ -28,15 +28,13 @@ from nobsp.network.evidence import (
     read_activations,
     sign_coefficients,
 )
-from nobsp.network.progress import counting_passes, with_progress
-from nobsp.network.thumbnails import make_thumbnails
-from nobsp.network.visit import in_ordinary_modes, run_in_ordinary_modes
+from nobsp.network.guest import counting_passes, in_ordinary_modes, run_in_ordinary_modes
 from nobsp.projection import Ridge
 from nobsp.vision.account import Account, answer
 from nobsp.vision.feature_map import FeatureMap, ForwardPass, pooled
 from nobsp.vision.find_map import PROBE_IMAGES, find_map
 from nobsp.vision.health import CamHealth, examine
-from nobsp.vision.images import Images, images_of, read_images
+from nobsp.vision.images import Images, images_of, make_thumbnails, read_images
 from nobsp.vision.maps import KINDS, ActivationMaps, Kind, join
 from nobsp.vision.means import ChannelMoments, MapMeans, start_calibration
 from nobsp.vision.one_tensor import OneTensorModel, as_taken, same_inputs

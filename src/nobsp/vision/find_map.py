@@ -14,17 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.network.batches import first_non_finite
-from nobsp.network.inference import (
+from nobsp.network.guest import (
     Place,
+    Side,
     catching,
     device_and_dtype,
     evaluation_mode,
     find_part,
     hooked,
     plain,
+    require_function_of_row,
 )
 from nobsp.network.readout import Head, Readout, checked, outputs_of, tensors_in
-from nobsp.network.visit import Side, require_function_of_row
 from nobsp.vision.bottlenecks import trace_graph
 from nobsp.vision.feature_map import (
     POOLINGS,

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from nobsp.network.progress import count_gradients
+from nobsp.network.guest import count_gradients
 
 _LAYER_NORMS = (functional.layer_norm, torch.layer_norm, torch.ops.aten.layer_norm.default)
 _RMS_NORMS = (functional.rms_norm, torch.rms_norm)

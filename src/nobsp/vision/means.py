@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nobsp.network.progress import counting_passes
+from nobsp.network.guest import counting_passes
 from nobsp.projection import Moments, Ridge, channel_coefficients
 from nobsp.vision.account import Account, Coefficients, Tail, answer
 from nobsp.vision.feature_map import FeatureMap, ForwardPass

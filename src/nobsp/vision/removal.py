@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nobsp._typing import ArrayLike, ImagesLike
-from nobsp.network.odds import log_odds
+from nobsp.network.readout import log_odds
 from nobsp.vision.feature_map import FeatureMap, ForwardPass, spread
 from nobsp.vision.maps import lay_over, resize_maps
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import nobsp
-from nobsp.network.progress import progress_bar, with_progress
+from nobsp.network.batches import progress_bar, with_progress
 from tests.processes import LONGEST_RUN, answer_of, run_forked
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")

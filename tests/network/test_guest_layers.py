@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.network import Readout
-from nobsp.network.inference import evaluation_mode
+from nobsp.network.guest import evaluation_mode
 from tests.processes import LONGEST_RUN, run_threads
 from tests.tolerances import SINGLE, assert_same_to_rounding
 

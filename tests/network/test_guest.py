@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 import nobsp
 from nobsp.network import Readout
-from nobsp.network.inference import evaluation_mode
-from nobsp.network.visit import NotAFunctionError
+from nobsp.network.guest import NotAFunctionError, evaluation_mode
 from tests.processes import LONGEST_RUN, run_forked
 
 # Every so-manyth line of our own code is interrupted; a prime, so that loops are met at different places.
