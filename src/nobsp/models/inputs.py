@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nobsp._typing import ModelLike, TableLike
 from nobsp.frames import match_columns
 from nobsp.models.coded import Coded, Runs, linear
 from nobsp.network.adapted import Adapted, MixedColumnsError, grouping_rows
-from nobsp.network.guest import device_and_dtype, evaluation_mode, unwrap
+from nobsp.network.guest import DispatchMode, device_and_dtype, evaluation_mode, unwrap
 from nobsp.numerics import as_numpy
 
 _OPENED = "nobsp.as_module(model, rows)"
@@ -198,7 +197,7 @@ def _adapt_module(model: nn.Module, X: TableLike, layout: Mapping[str, Any] | No
     return Adapted(module)
 
 
-class _Lookups(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Lookups(DispatchMode):
     """Notes what is looked up in which table of embeddings, a column a lookup."""
 
     def __init__(self, rows: int) -> None:

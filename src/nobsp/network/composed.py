@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from nobsp.network.guest import DispatchMode
 from nobsp.network.readout import outputs_of, refuse_non_finite
 
 # Most products of a combination, counted from the end, and most columns of their inputs taken side by side.
@@ -43,7 +43,7 @@ class Product(NamedTuple):
     weight: Tensor
 
 
-class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Products(DispatchMode):
     """Notes every product of a matrix of so many rows; of later runs only those of some places."""
 
     def __init__(self, rows: int, places: Sequence[int] | None = None) -> None:

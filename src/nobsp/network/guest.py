@@ -475,7 +475,33 @@ class _States:
         return True
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that sees every operation of torch.
+
+    Torch hides the methods of its modes from its compiler, which it loads for that at the first operation: close to a
+    second in every new process. Where nobody has loaded the compiler, nothing is compiled, and nothing is to be hidden.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        plain = cls.__dict__.get("__torch_dispatch__")
+        super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]
+        if plain is not None:
+            hidden = cls.__dict__["__torch_dispatch__"]
+            cls.__torch_dispatch__ = _hidden_if_needed(plain, hidden)  # type: ignore[method-assign]
+
+
+def _hidden_if_needed(plain: Callable[..., Any], hidden: Callable[..., Any]) -> Callable[..., Any]:
+    """A method as it is written while torch's compiler is not loaded, and as torch hides it from then on."""
+
+    @wraps(plain)
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        method = hidden if "torch._dynamo" in sys.modules else plain
+        return method(*args, **kwargs)
+
+    return dispatch
+
+
+class _Operations(DispatchMode):
     """Notes torch's state before the first operation of this thread that draws."""
 
     def __init__(self, device: torch.device) -> None:
@@ -1131,7 +1157,7 @@ def use_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Operations(DispatchMode):
     """Counts multiplications and additions; without the hooks on modules that torch's own counter puts."""
 
     def __init__(self) -> None:

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from nobsp.network.guest import Visit
+from nobsp.network.guest import DispatchMode, Visit
 
 # These take the shape of a tensor and nothing else.
 _SHAPES = frozenset(
@@ -239,7 +238,7 @@ class _Values:
         return len(self.values) - 1
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(DispatchMode):
     """Writes down every operation."""
 
     def __init__(self, source: Tensor, layers: list[str]) -> None:
