@@ -12,9 +12,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from nobsp.cli import main
 from nobsp.cli.cam import find_images
+from nobsp.cli.inputs import find_pictures
 from nobsp.cli.options import ImageOptions, UsageError
 from nobsp.vision import NObSPCam, explain_images
+from nobsp.vision.images import images_of
 from nobsp.vision.pictures import read_pictures
 from tests.vision.networks import averaged, body, images, made
 
@@ -123,6 +126,63 @@ def test_a_folder_of_deep_pictures_is_refused_on_the_command_line(tmp_path: Path
     grey_pictures()["L"][0].save(tmp_path / "deep.png")
     readable, _ = find_images(options, None, SimpleNamespace(batch_size=4))
     assert len(readable) == 1
+
+
+def test_deep_pictures_are_refused_before_a_network_is_pruned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture, _ = grey_pictures()["I;16"]
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(4):
+        picture.save(folder / f"{number}.png")
+    code = (
+        "from torch import nn\n"
+        "def net():\n"
+        "    pooled = nn.AdaptiveAvgPool2d(1), nn.Flatten()\n"
+        "    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), *pooled, nn.Linear(8, 2))\n"
+    )
+    (tmp_path / "nets.py").write_text(code, encoding="utf-8")
+    asked = ["--model", f"{tmp_path / 'nets.py'}:net", "--images", str(folder), "--channels", "1"]
+    pruned = main(["prune", *asked, "--keep", "0.5", "--out", str(tmp_path / "small.pt2")])
+    assert pruned != 0
+    assert "more than 8 bits" in capsys.readouterr().err
+    assert not (tmp_path / "small.pt2").exists()
+
+
+def test_decisions_about_deep_pictures_are_applied(tmp_path: Path) -> None:
+    (tmp_path / "cats").mkdir()
+    grey_pictures()["I;16"][0].save(tmp_path / "cats" / "deep.png")
+    options = ImageOptions(images=tmp_path, channels=1)
+    named = find_pictures(tmp_path, options, option="--images", batch_size=1, names_only=True)
+    assert named.names == ["cats/deep.png"]
+
+
+def test_grey_and_coloured_pictures_of_one_folder_are_taken_together(tmp_path: Path) -> None:
+    every = pictures(5)
+    every[3] = every[3].convert("L")
+    for number, picture in enumerate(every):
+        picture.save(tmp_path / f"{number}.png")
+    model = averaged(dtype=torch.float32)
+    coloured = as_tensor([picture.convert("RGB") for picture in every])
+    expected = NObSPCam(model).fit(coloured)(coloured).account
+    for asked in (tmp_path, every):
+        account = NObSPCam(model, batch_size=2).fit(asked)(asked).account
+        assert account == pytest.approx(expected, abs=1e-6)
+
+
+def test_pictures_are_read_batch_by_batch(tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.png" for number in range(5)]
+    for picture, file in zip(pictures(5), files, strict=True):
+        picture.save(file)
+    source = images_of(tmp_path, batch_size=2)
+    assert source.rows == 5
+    assert [len(batch) for batch in source] == [2, 2, 1]
+    assert [len(batch) for batch in source] == [2, 2, 1]
+
+    pictures(1)[0].resize((10, 12)).save(files[4])
+    with pytest.raises(ValueError, match="bring them to one size"):
+        list(images_of(tmp_path, batch_size=2))
 
 
 def test_an_overlay_takes_what_the_call_took(tmp_path: Path) -> None:

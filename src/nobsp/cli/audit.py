@@ -589,7 +589,9 @@ def _table_rows(table: TableOptions) -> _LabelledRows:
 
 def _image_rows(images: ImageOptions) -> _LabelledRows:
     """Images, called by their names in the folder."""
-    pictures = find_pictures(images.images, images, option="--images", batch_size=1)
+    pictures = find_pictures(
+        images.images, images, option="--images", batch_size=1, names_only=True
+    )
     return _LabelledRows(
         columns={"image": list(map(str, pictures.paths)), "label": list(pictures.labels)},
         changed=["label"],

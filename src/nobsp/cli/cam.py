@@ -303,32 +303,10 @@ def find_images(
     """The images to look at and those to calibrate on, which may be the same."""
     size = model.batch_size or 32
     pictures = find_pictures(images.images, images, option="--images", batch_size=size)
-    _refuse_deep(pictures, "--images")
     if calibrate is None:
         return pictures, pictures
 
-    others = find_pictures(calibrate, images, option="--calibrate", batch_size=size)
-    _refuse_deep(others, "--calibrate")
-    return pictures, others
-
-
-def _refuse_deep(pictures: Pictures, option: str) -> None:
-    """An error for a picture of more than eight bits, which would be cut off at 255 and shown white or black."""
-    from PIL import Image
-
-    from nobsp.vision.pictures import DEEP_MODES
-
-    for path in pictures.paths:
-        try:
-            with Image.open(path) as opened:
-                mode = opened.mode
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            continue  # it is named where it is read
-        if mode in DEEP_MODES:
-            raise UsageError(
-                f"{option}: {path} has more than 8 bits a pixel (mode {mode}); save it with 8, or pass it to NObSPCam, "
-                "which scales it by its own range."
-            )
+    return pictures, find_pictures(calibrate, images, option="--calibrate", batch_size=size)
 
 
 def prepare_network(

@@ -545,8 +545,18 @@ class Pictures:
         return pixels[:, :, None] if grey else pixels
 
 
-def find_pictures(folder: Path, options: ImageOptions, *, option: str, batch_size: int) -> Pictures:
-    """The images of a folder and of the folders in it, in the order of their names."""
+def find_pictures(
+    folder: Path,
+    options: ImageOptions,
+    *,
+    option: str,
+    batch_size: int,
+    names_only: bool = False,
+) -> Pictures:
+    """The images of a folder and of the folders in it, in the order of their names.
+
+    Those of more than eight bits are an error, but where their pixels do not matter.
+    """
     require_path(folder, option, folder=True)
     if importlib.util.find_spec("PIL") is None:
         raise ImportError("reading images needs Pillow: pip install pillow.")
@@ -574,9 +584,30 @@ def find_pictures(folder: Path, options: ImageOptions, *, option: str, batch_siz
         batch_size=batch_size,
         broken=broken,
     )
-    if option != "--images" or options.limit is None:
-        return pictures
-    return pictures.chosen(range(min(options.limit, len(pictures))))
+    if option == "--images" and options.limit is not None:
+        pictures = pictures.chosen(range(min(options.limit, len(pictures))))
+    if not names_only:
+        _refuse_deep(pictures, option)
+    return pictures
+
+
+def _refuse_deep(pictures: Pictures, option: str) -> None:
+    """An error for a picture of more than eight bits, which would be cut off at 255 and shown white or black."""
+    from PIL import Image
+
+    from nobsp.vision.pictures import DEEP_MODES
+
+    for path in pictures.paths:
+        try:
+            with Image.open(path) as opened:
+                mode = opened.mode
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            continue  # it is named where it is read
+        if mode in DEEP_MODES:
+            raise UsageError(
+                f"{option}: {path} has more than 8 bits a pixel (mode {mode}); save it with 8, or pass it to NObSPCam, "
+                "which scales it by its own range."
+            )
 
 
 def _image_files(folder: Path) -> list[Path]:

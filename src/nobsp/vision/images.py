@@ -26,7 +26,7 @@ from nobsp.network.batches import (
 )
 from nobsp.vision.find_map import PROBE_IMAGES
 from nobsp.vision.one_tensor import same_inputs
-from nobsp.vision.pictures import pictures_in, read_pictures, stack_images
+from nobsp.vision.pictures import PictureBatches, channels_of, pictures_in, stack_images
 
 # Images of a Ray dataset whose sums are sent at a time.
 AT_ONCE = 512
@@ -130,7 +130,7 @@ def images_of(
 ) -> Images:
     """Read images of any kind in batches; one whose shape is `image_shape` is a batch of its own."""
     size = check_batch_size(batch_size)
-    images = _as_people_have_them(images, argument, image_shape)
+    images = _as_people_have_them(images, argument, image_shape, batch_size=size)
     keys = _keys(images)
     if isinstance(images, Tensor | np.ndarray | Mapping):
         if isinstance(images, Mapping):
@@ -168,8 +168,9 @@ def images_of(
             yield from _pieces(tensor, size, argument, seen)
             seen += len(tensor)
 
+    is_listed = isinstance(images, PictureBatches)
     return Images(
-        rows=count_ahead(images),
+        rows=len(images.pictures) if is_listed else count_ahead(images),
         first=next(_pieces(begun, size, argument, 0)),
         _open=read,
         keys=_keys(first_batch),
@@ -179,16 +180,16 @@ def images_of(
 
 
 def _as_people_have_them(
-    images: ImagesLike, argument: str, image_shape: tuple[int, ...] | None
+    images: ImagesLike, argument: str, image_shape: tuple[int, ...] | None, *, batch_size: int
 ) -> Any:
-    """Single images, pictures, paths, folders and lists of images as one tensor; anything else as it is."""
+    """Single images and lists of them as one tensor, pictures and files as batches; anything else as it is."""
     if isinstance(images, Tensor | np.ndarray):
         is_single = image_shape is not None and tuple(images.shape) == tuple(image_shape)
         return images[None] if is_single else images
     pictures = pictures_in(images, argument)
     if pictures is not None:
-        channels = None if image_shape is None else image_shape[0]
-        return read_pictures(pictures, argument, channels=channels)
+        channels = channels_of(pictures, argument) if image_shape is None else image_shape[0]
+        return PictureBatches(pictures, argument, channels=channels, batch_size=batch_size)
     if not isinstance(images, list | tuple) or not images:
         return images
 

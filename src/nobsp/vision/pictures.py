@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -51,6 +53,42 @@ def pictures_in(images: Any, argument: str) -> list[Any] | None:
     return list(listed)
 
 
+@dataclass(frozen=True, eq=False)
+class PictureBatches:
+    """Pictures and paths, read a batch at a time whenever they are gone through."""
+
+    pictures: Sequence[Any]
+    argument: str
+    channels: int
+    batch_size: int
+
+    def __iter__(self) -> Iterator[Tensor]:
+        first_shape: torch.Size | None = None
+        for start in range(0, len(self.pictures), self.batch_size):
+            some = self.pictures[start : start + self.batch_size]
+            batch = read_pictures(some, self.argument, channels=self.channels)
+            first_shape = first_shape or batch.shape[1:]
+            if batch.shape[1:] != first_shape:
+                _refuse_shapes({tuple(first_shape), tuple(batch.shape[1:])}, self.argument)
+            yield batch
+
+
+def channels_of(pictures: Sequence[Any], argument: str) -> int:
+    """One where all pictures are grey, else three; of files no more than their heads are read."""
+    from PIL import Image
+
+    grey = ("1", "L", *DEEP_MODES)
+    for picture in pictures:
+        if not is_path(picture):
+            mode = picture.mode
+        else:
+            with _readable(picture, argument), Image.open(picture) as opened:
+                mode = opened.mode
+        if mode not in grey:
+            return 3
+    return 1
+
+
 def read_pictures(pictures: Sequence[Any], argument: str, *, channels: int | None) -> Tensor:
     """Pictures and paths as (n, channels, height, width) from 0 to 1, without any other preparation."""
     return stack_images([_pixels(picture, argument, channels) for picture in pictures], argument)
@@ -58,30 +96,42 @@ def read_pictures(pictures: Sequence[Any], argument: str, *, channels: int | Non
 
 def stack_images(images: Sequence[Any], argument: str) -> Tensor:
     """Images of one shape as one tensor."""
-    shapes = sorted({tuple(image.shape) for image in images})
+    shapes = {tuple(image.shape) for image in images}
     if len(shapes) > 1:
-        raise ValueError(
-            f"{argument} has images of the shapes {shapes[:4]}; bring them to one size first."
-        )
+        _refuse_shapes(shapes, argument)
     return torch.stack([torch.as_tensor(image) for image in images])
+
+
+def _refuse_shapes(shapes: set[tuple[int, ...]], argument: str) -> NoReturn:
+    raise ValueError(
+        f"{argument} has images of the shapes {sorted(shapes)[:4]}; bring them to one size first."
+    )
+
+
+@contextmanager
+def _readable(path: Any, argument: str) -> Iterator[None]:
+    """Errors of what is done to a file, in words."""
+    from PIL import Image
+
+    try:
+        yield
+    except FileNotFoundError as missing:
+        raise FileNotFoundError(
+            f"{argument}: there is no file or folder {str(path)!r}."
+        ) from missing
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as failure:
+        raise ValueError(
+            f"{argument}: {str(path)!r} cannot be read as a picture ({failure}); leave it out."
+        ) from failure
 
 
 def _pixels(picture: Any, argument: str, channels: int | None) -> Tensor:
     from PIL import Image, ImageOps
 
     if is_path(picture):
-        try:
-            with Image.open(picture) as opened:
-                opened.load()
-                picture = ImageOps.exif_transpose(opened)
-        except FileNotFoundError as missing:
-            raise FileNotFoundError(
-                f"{argument}: there is no file or folder {str(picture)!r}."
-            ) from missing
-        except (OSError, ValueError, SyntaxError) as failure:
-            raise ValueError(
-                f"{argument}: {str(picture)!r} cannot be read as a picture ({failure}); leave it out."
-            ) from failure
+        with _readable(picture, argument), Image.open(picture) as opened:
+            opened.load()
+            picture = ImageOps.exif_transpose(opened)
     if picture.mode in DEEP_MODES:
         grey = _deep_pixels(picture, argument)[None]
         return torch.from_numpy(np.repeat(grey, 3 if channels == 3 else 1, axis=0))
