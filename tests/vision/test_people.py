@@ -32,6 +32,22 @@ def as_tensor(each: list[Image.Image]) -> Tensor:
     return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
 
 
+def test_channels_behind_height_and_width_are_named() -> None:
+    behind = images(6).permute(0, 2, 3, 1)
+    with pytest.raises(ValueError, match=r"permute\(0, 3, 1, 2\)"):
+        NObSPCam(averaged()).fit(behind)
+    cam = NObSPCam(averaged()).fit(images(20))
+    with pytest.raises(ValueError, match=r"permute\(0, 3, 1, 2\)"):
+        cam(behind)
+    with pytest.raises(ValueError, match=r"transpose\(2, 0, 1\)"):
+        cam(behind[0].numpy())
+
+
+def test_grey_images_into_a_model_of_colours_are_named() -> None:
+    with pytest.raises(ValueError, match="they are grey"):
+        NObSPCam(averaged()).fit(images(6)[:, :1])
+
+
 def test_a_single_image_is_a_batch_of_one() -> None:
     cam = NObSPCam(averaged()).fit(images(20))
     asked = images(3, seed=1)

@@ -72,6 +72,24 @@ class LastStep(nn.Module):
         return self.head(states[:, -1] if self.kind == "transformer" else states[..., -1])
 
 
+class ReadsItsFirst(nn.Module):
+    """A transformer that reads a class token before the time steps."""
+
+    def __init__(self, *, transposed: bool = False) -> None:
+        super().__init__()
+        self.transposed = transposed
+        self.widen = nn.Linear(CHANNELS, 8)
+        self.first = nn.Parameter(torch.ones(1, 1, 8))
+        blocks = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0) for _ in "ab"]
+        self.mix = nn.Sequential(*blocks)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = self.widen(x.mT if self.transposed else x)
+        tokens = torch.cat([self.first.expand(len(x), -1, -1), steps], 1)
+        return self.head(self.mix(tokens)[:, 0])
+
+
 def sequences(count: int, *, channels_first: bool = False, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     shape = (count, CHANNELS, STEPS) if channels_first else (count, STEPS, CHANNELS)
@@ -94,6 +112,8 @@ def gap(maps: ActivationMaps) -> np.ndarray:
         (Recurrent("LSTM", entry=nn.Conv1d(CHANNELS, CHANNELS, 1), transposed=True), True),
         (LastStep("transformer"), False),
         (LastStep("convolutions"), True),
+        (ReadsItsFirst(), False),
+        (ReadsItsFirst(transposed=True), True),
     ],
 )
 def test_every_time_step_has_an_account(model: nn.Module, channels_first: bool) -> None:
@@ -104,6 +124,26 @@ def test_every_time_step_has_an_account(model: nn.Module, channels_first: bool) 
     assert np.abs(gap(maps)).max() < 1e-12
     assert maps.unexplained < 0.02
     assert (np.abs(maps.account[:, -4:]) > 0).any(0).sum() > 1
+
+
+def test_a_class_token_is_no_time_step() -> None:
+    torch.manual_seed(0)  # attention has weights that `made` does not reset
+    cam = NObSPCam(made(ReadsItsFirst()), layer="mix.0").fit(sequences(20))
+    maps = cam(sequences(5, seed=1))
+    assert maps.account.shape == (5, STEPS)
+
+
+def test_numbers_for_every_token_are_refused_with_what_to_do() -> None:
+    torch.manual_seed(0)
+    mix = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    model = nn.Sequential(nn.Embedding(CODES, 8), mix, nn.Linear(8, 3)).double().eval()
+    codes = padded(6, side="right")["input_ids"]
+    with pytest.raises(ValueError, match=r"output=lambda out: out\[:, 3\]"):
+        NObSPCam(model).fit(codes)
+    maps = NObSPCam(model, output=lambda out: out[:, 3]).fit(codes)(codes)
+    assert maps.account.shape == codes.shape
+    assert maps.logits == pytest.approx(model(codes)[:, 3].detach().numpy(), abs=1e-12)
+    assert np.abs(gap(maps)).max() < 1e-12
 
 
 def test_an_identity_can_be_named_as_layer() -> None:

@@ -73,6 +73,7 @@ class _Seen:
     raw: Tensor | None = None  # the tensor itself; held of the first and the latest ones
     # of a sequence, the layout that the model's layers take it to have
     walked: Layout | None = None
+    steps: int | None = None  # how many time steps the input has, where that is known
 
     def units(self, *, means: bool = False) -> Tensor:
         """All of the map and the tokens before it, as `FeatureMap.units` lays them out, or the channels' means."""
@@ -101,7 +102,9 @@ class _Seen:
         if not images.is_floating_point():
             return (float(abs(self.shape[0] - space[0])), self._misfit_of_widths())
         against_time = self.walked is not None and self.walked != self.grid.layout
-        return (float(against_time), self._misfit_of_widths())
+        # A class token before the time steps is none of them.
+        other_length = self.steps is not None and self.shape[0] != self.steps
+        return (float(against_time), float(other_length), self._misfit_of_widths())
 
     def _misfit_of_widths(self) -> float:
         """Of (n, a, b), layers that work on the last axis say that it is the channels'."""
@@ -112,6 +115,19 @@ class _Seen:
             tuple(part.normalized_shape)[-1] for part in parts if isinstance(part, nn.LayerNorm)
         }
         return float((self.raw.shape[-1] in widths) != (self.grid.layout == "tokens"))
+
+
+def _advice_on_shape(shape: tuple[int, ...]) -> str:
+    """What to do about images of a shape that a model does not take."""
+    colours = (1, 3, 4)
+    if len(shape) == 3 and shape[2] in colours and shape[0] not in colours:
+        return "their channels are last: pass images.permute(0, 3, 1, 2), or transpose of an array"
+    if len(shape) == 3 and shape[0] == 1:
+        return "they are grey: pass images.repeat(1, 3, 1, 1), pictures as .convert('RGB'), to a model of colours"
+    return (
+        "pass images of the shape it was trained on, a single one as a batch of one, images[None], and at least two "
+        "to calibrate"
+    )
 
 
 def find_map(
@@ -136,14 +152,14 @@ def find_map(
         with evaluation_mode(module) as run:
             require_function_of_row(run, torch.clone, x, outputs_of, dtype)
             result = run(x.clone())
-        _refuse_maps_per_class(result, len(probe))
+        _refuse_dense_outputs(result, len(probe))
         z, readout = _find_representation(module, probe, result, head)
     except (RuntimeError, IndexError, ValueError) as failure:
         if isinstance(failure, ValueError) and _WRONG_AXES not in str(failure):
             raise
         raise ValueError(
-            f"the model cannot take images of shape {tuple(probe.shape[1:])} ({failure}); pass images of the shape it "
-            "was trained on, a single one as a batch of one, images[None], and at least two to calibrate."
+            f"the model cannot take images of shape {tuple(probe.shape[1:])} ({failure}); "
+            f"{_advice_on_shape(tuple(probe.shape[1:]))}."
         ) from failure
 
     makes = partial(_makes, z, torch.finfo(dtype).eps)
@@ -172,15 +188,22 @@ def find_map(
     return search.ready(search.find(chosen))
 
 
-def _refuse_maps_per_class(result: Any, n_images: int) -> None:
-    """An error where a model returns a map for every class, and not a number."""
-    for output in tensors_in(result).values():
+def _refuse_dense_outputs(result: Any, n_images: int) -> None:
+    """An error where a model returns something for every location or token, and not a number."""
+    for path, output in tensors_in(result).items():
         shape = tuple(output.shape)
-        if len(shape) > 2 and shape[0] == n_images and math.prod(shape[2:]) > 1:
-            raise ValueError(
-                f"the model returns a map per class, of shape {shape[1:]}, not one number; say which number to "
-                "explain, e.g. output=lambda out: out[:, 5, 20:40, 20:40].mean((1, 2))."
-            )
+        if len(shape) < 3 or shape[0] != n_images or math.prod(shape[2:]) < 2:
+            continue
+        if len(shape) == 3:
+            what, chosen = "numbers for every token", "[:, 3] for the fourth"
+        elif len(shape) == 4:
+            what, chosen = "a map per class", "[:, 5, 20:40, 20:40].mean((1, 2))"
+        else:
+            what, chosen = "a volume per class", "[:, 5].mean((1, 2, 3))"
+        raise ValueError(
+            f"the model returns {what}, of shape {shape[1:]}, not one number; say which number to explain, "
+            f"e.g. output=lambda out: out{path}{chosen}."
+        )
 
 
 def _find_representation(
@@ -507,7 +530,10 @@ class _Observer:
         """Tells views of sequences along which axis layers walked."""
         if not self._is_sequence:
             return
+        layout = self._time_axis.layout_of(self._images)
+        steps = None if layout is None else self._images.shape[1 if layout == "tokens" else 2]
         for view in self.seen:
+            view.steps = steps
             if view.raw is not None and view.raw.ndim == 3:
                 view.walked = self._time_axis.layout_of(view.raw)
 

@@ -184,6 +184,8 @@ def _as_people_have_them(
 ) -> Any:
     """Single images and lists of them as one tensor, pictures and files as batches; anything else as it is."""
     if isinstance(images, Tensor | np.ndarray):
+        if image_shape is not None:
+            _refuse_channels_last(tuple(images.shape), image_shape, argument)
         is_single = image_shape is not None and tuple(images.shape) == tuple(image_shape)
         return images[None] if is_single else images
     pictures = pictures_in(images, argument)
@@ -198,6 +200,19 @@ def _as_people_have_them(
     if isinstance(images, list) and are_arrays and all(image.ndim == 3 for image in images):
         return stack_images(images, argument)
     return images
+
+
+def _refuse_channels_last(
+    shape: tuple[int, ...], image_shape: tuple[int, ...], argument: str
+) -> None:
+    """An error for images, or a single one, with the channels behind height and width."""
+    last = (*image_shape[1:], image_shape[0])
+    if len(last) == 3 and shape[-3:] == last and last != tuple(image_shape):
+        axes = "2, 0, 1" if len(shape) == 3 else "0, 3, 1, 2"
+        raise ValueError(
+            f"{argument} has shape {shape}, with the channels last; pass {argument}.permute({axes}) of a tensor, "
+            f"{argument}.transpose({axes}) of an array."
+        )
 
 
 def _other_inputs(batch: Any) -> tuple[str, dict[str, Tensor]]:
@@ -253,7 +268,10 @@ def _checked(batch: Any, argument: str) -> Tensor:
     if whole and batch.ndim == 2:
         return batch.detach()
     if not batch.is_floating_point():
-        hint = "convert to floating point and normalise the way the model was trained, e.g. images.float() / 255"
+        hint = (
+            "convert to floating point and normalise the way the model was trained, e.g. images.float() / 255, or "
+            "images.float() where the model does that itself"
+        )
         raise TypeError(f"{argument} is of {str(batch.dtype).removeprefix('torch.')}; {hint}.")
     return batch.detach()
 
