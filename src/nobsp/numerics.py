@@ -51,8 +51,10 @@ def gauss_legendre(points: int) -> tuple[FloatArray, FloatArray]:
     return (nodes + 1.0) / 2.0, weights / 2.0
 
 
-def r_squared(residuals: FloatArray, outputs: FloatArray) -> FloatArray:
-    """Share of each column's variance that residuals leave explained.
+def r_squared(
+    residuals: FloatArray, outputs: FloatArray, weights: FloatArray | None = None
+) -> FloatArray:
+    """Share of each column's variance that residuals leave explained, rows weighted where weights are given.
 
     Nan where it is constant up to rounding.
 
@@ -63,9 +65,10 @@ def r_squared(residuals: FloatArray, outputs: FloatArray) -> FloatArray:
     if len(outputs) == 0:
         return np.full(outputs.shape[1], np.nan)
 
-    total = outputs.var(axis=0)
+    centred = outputs - np.average(outputs, axis=0, weights=weights)
+    total = np.average(centred**2, axis=0, weights=weights)
     varies = total > (CONSTANT * np.abs(outputs).max(axis=0)) ** 2
-    unexplained = (residuals**2).mean(axis=0)
+    unexplained = np.average(residuals**2, axis=0, weights=weights)
 
     explained = 1.0 - unexplained / np.where(varies, total, 1.0)
     return np.where(varies, explained, np.nan)

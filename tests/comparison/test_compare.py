@@ -348,3 +348,14 @@ def test_bad_input_is_refused_by_name(explainer, other):
         nobsp.compare(account, explainer(rows(3)), draws=100).changed(rate=5)
     with pytest.raises(ValueError, match="feature 'x9'"):
         nobsp.compare(account, explainer(rows(3)), draws=100).along("x9")
+
+
+def test_how_much_terms_explain_counts_rows_by_their_weights(explainer, other):
+    X = rows(4, 200)
+    weights = np.random.default_rng(0).integers(1, 4, size=200)
+    weighted = nobsp.compare(explainer(X), other(X), draws=100, sample_weight=(weights, weights))
+    repeated = np.repeat(X, weights, axis=0)
+    longer = nobsp.compare(explainer(repeated), other(repeated), draws=100)
+    assert_same_to_rounding(weighted.explained, longer.explained, within=CONTRIBUTIONS)
+    assert_same_to_rounding(weighted.change.value, longer.change.value, within=CONTRIBUTIONS)
+    assert weighted.explained != nobsp.compare(explainer(X), other(X), draws=100).explained

@@ -10,6 +10,8 @@ from nobsp._typing import FloatArray
 from nobsp.comparison.result import Estimates
 from nobsp.comparison.sampling import Sampled
 from nobsp.comparison.stacks import Stacks
+from nobsp.comparison.trainings import Scatter
+from nobsp.tabular.indexing import Term
 
 # Share of the predictions' spread that tables of one function may differ by because their knots do.
 RESOLUTION = 0.005
@@ -33,6 +35,10 @@ def measure_changes(
     models themselves differ by: a basic bootstrap. Without any change, var(d) is distributed as var(e) is: a sum of
     squares, about a χ² of as many degrees of freedom as the deviations have directions (Satterthwaite). A change of
     `least_change`, a share of the predictions' spread, is not yet one.
+
+    Of several trainings, e is what they scatter by, and var(d) is compared with an estimate of it: an F distribution,
+    of ν times as many degrees of freedom below, ν the trainings beyond the first of a side (the functional F test of
+    Shen and Faraway).
     """
     assert sampled.squares is not None  # two models on the same rows
     side = stacks.sides[0]
@@ -41,57 +47,87 @@ def measure_changes(
     drawn = sampled.squares[:, :-1].copy()
 
     p_values = np.full(variances.shape, np.nan)
-    predictions = stacks.values[0][:, :, -1].reshape(-1, variances.shape[1])
-    least = np.square(least_change) * predictions.var(0)
-    tested = _common_terms(stacks)
-    for position, term in enumerate(stacks.terms):
-        entry = stacks.first_term + position
-        noise = _Noise.of(stacks, position, differences[:, entry])
+    predictions = stacks.values[0][:, :, -1]
+    centre = side.mean(predictions).mean(0)
+    least = np.square(least_change) * side.mean(np.square(predictions - centre)).mean(0)
+    tested = stacks.common_terms
+    terms = dict(enumerate(stacks.terms, start=stacks.first_term))
+    for entry in range(variances.shape[0]):
+        term = terms.get(entry)
+        noise = _noise_of(stacks, sampled, entry, term, differences[:, entry])
         if noise is not None:
-            drawn[:, entry] += noise.added[sampled.copy % len(noise.added)]
-        if frozenset(term) in tested:
+            drawn[:, entry] += noise.added
+        if term is not None and frozenset(term) in tested:
             p_values[entry] = _tail(variances[entry] - least, noise)
 
     return Changes(spread=_root_interval(variances, drawn, level), p_values=p_values)
 
 
-def _common_terms(stacks: Stacks) -> set[frozenset[str]]:
-    """Terms that both explainers have."""
-    first, second = (set(map(frozenset, side.explanation.terms)) for side in stacks.sides)
-    return first & second
-
-
 @dataclass(frozen=True, eq=False)
 class _Noise:
-    """What calibrating anew does to the variance of a difference, (copies, outputs)."""
+    """What calibrating or training anew does to the variance of a difference."""
 
-    alone: FloatArray  # the variance of the deviations themselves
-    added: FloatArray  # what they add to the variance of the difference
+    mean: FloatArray  # the variance of the deviations themselves, per output
+    added: FloatArray  # what they add to the variance of the difference, (draws, outputs)
     freedom: FloatArray  # in how many directions they deviate, per output
+    trainings: int | None = (
+        None  # how many the mean is known from, beyond a side's first; None for "well known"
+    )
 
-    @classmethod
-    def of(cls, stacks: Stacks, position: int, difference: FloatArray) -> _Noise | None:
-        """None where it is not known."""
-        term = stacks.terms[position]
-        first = stacks.deviations[0, 0]
-        second = stacks.deviations[1, 0]
-        parts = [first.of_term(term), second.of_term(term)]
-        if all(part is None for part in parts):
-            return None
-        if parts[0] is not None and parts[1] is not None:
-            n_copies = min(parts[0].shape[1], parts[1].shape[1])
-            moved = parts[0][:, :n_copies] - parts[1][:, :n_copies]
-        else:
-            moved = parts[0] if parts[0] is not None else -parts[1]  # type: ignore[operator]  # one of them is known
 
-        weights = first.weights
-        some = difference[first.positions][:, None]
-        before = _variance(some, weights)
-        return cls(
-            alone=_variance(moved, weights),
-            added=_variance(some + moved, weights) - before,
-            freedom=_count_directions(moved, weights),
-        )
+def _noise_of(
+    stacks: Stacks, sampled: Sampled, entry: int, term: Term | None, difference: FloatArray
+) -> _Noise | None:
+    """None where it is not known."""
+    if stacks.scatter is not None:
+        assert sampled.combinations is not None
+        return _training_noise(stacks.scatter, sampled.combinations, entry, difference)
+    return None if term is None else _calibration_noise(stacks, sampled, term, difference)
+
+
+def _training_noise(
+    scatter: Scatter, combinations: FloatArray, entry: int, difference: FloatArray
+) -> _Noise:
+    """What training again does, as several trainings show it."""
+    products = scatter.products_of(entry)
+    with_difference = scatter.products_with(entry, difference)
+    of_squares = np.einsum("dt,otu,du->do", combinations, products, combinations)
+
+    total = np.trace(products, axis1=1, axis2=2)
+    squares = np.square(products).sum((1, 2))
+    # Estimated from few trainings, directions are too few rather than too many, and tails too heavy.
+    directions = np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
+    return _Noise(
+        mean=np.asarray(scatter.share * total / scatter.freedom),
+        added=np.asarray(2 * combinations @ with_difference + of_squares),
+        freedom=np.maximum(directions, 1.0),
+        trainings=scatter.freedom,
+    )
+
+
+def _calibration_noise(
+    stacks: Stacks, sampled: Sampled, term: Term, difference: FloatArray
+) -> _Noise | None:
+    """What calibrating again does, from copies of both calibrations."""
+    first = stacks.deviations[0, 0]
+    second = stacks.deviations[1, 0]
+    parts = [first.of_term(term), second.of_term(term)]
+    if all(part is None for part in parts):
+        return None
+    if parts[0] is not None and parts[1] is not None:
+        n_copies = min(parts[0].shape[1], parts[1].shape[1])
+        moved = parts[0][:, :n_copies] - parts[1][:, :n_copies]
+    else:
+        moved = parts[0] if parts[0] is not None else -parts[1]  # type: ignore[operator]  # one of them is known
+
+    weights = first.weights
+    some = difference[first.positions][:, None]
+    added = _variance(some + moved, weights) - _variance(some, weights)
+    return _Noise(
+        mean=_variance(moved, weights).mean(0),
+        added=added[sampled.copy % len(added)],
+        freedom=_count_directions(moved, weights),
+    )
 
 
 def _count_directions(moved: FloatArray, weights: FloatArray) -> FloatArray:
@@ -117,16 +153,19 @@ def _variance(values: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def _tail(variance: FloatArray, noise: _Noise | None) -> FloatArray:
-    """Probability of so large a variance where calibrating is all that differs, per output."""
-    from scipy.stats import chi2
+    """Probability of so large a variance where calibrating, or training again, is all that differs, per output."""
+    from scipy.stats import chi2, f
 
     tails = np.where(variance > 0, 0.0, 1.0)
     if noise is None:
         return tails
-    mean = noise.alone.mean(0)
-    for output in np.flatnonzero((variance > 0) & (mean > 0)):
+    for output in np.flatnonzero((variance > 0) & (noise.mean > 0)):
         freedom = noise.freedom[output]
-        tails[output] = chi2.sf(variance[output] * freedom / mean[output], freedom)
+        ratio = variance[output] / noise.mean[output]
+        if noise.trainings is None:
+            tails[output] = chi2.sf(ratio * freedom, freedom)
+        else:
+            tails[output] = f.sf(ratio, freedom, freedom * noise.trainings)
     return tails
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +29,8 @@ from nobsp.comparison.pairing import (
 )
 from nobsp.comparison.result import Comparison, Estimates
 from nobsp.comparison.sampling import Sampled, draw, gap_draws, gap_of, threefold
-from nobsp.comparison.stacks import Stacks
+from nobsp.comparison.stacks import Stacks, common_terms
+from nobsp.comparison.trainings import Accounts, accounts_of, average, require_trainings
 from nobsp.numerics import r_squared
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.health import outside_finding
@@ -41,8 +43,8 @@ LARGE_RESIDUAL = 0.1
 
 
 def compare(
-    a: Explanation,
-    b: Explanation,
+    a: Explanation | Sequence[Explanation],
+    b: Explanation | Sequence[Explanation],
     names: tuple[str, str] = ("a", "b"),
     *,
     sample_weight: tuple[ArrayLike | None, ArrayLike | None] | None = None,
@@ -63,11 +65,14 @@ def compare(
 
     Intervals draw the rows anew, in groups where these are named, and the functions as other calibrations of the same
     kind would give them. They do not know how models were trained: two models trained on other rows of the same kind
-    differ too, and that difference is theirs.
+    differ too, and that difference is theirs. To ask what changed beyond what training again does, train each model
+    several times and pass a list of accounts, `compare([a1, a2, a3], [b1, b2, b3])`: means are compared, and intervals
+    and tests go by how far the trainings of one model lie apart.
 
     Args:
-        a: An account, `explainer(X)`; for probabilities, `explainer(X).to_probability()`.
-        b: The account that is subtracted.
+        a: An account, `explainer(X)`; for probabilities, `explainer(X).to_probability()`. A list of accounts of the
+            same rows, one per training of the model, counts what training again does; three or more tell it well.
+        b: The account, or accounts, that are subtracted.
         names: What the two are called.
         sample_weight: How much each row of `a` and of `b` counts, a pair of arrays or None. Rows of weight 0 are
             left out.
@@ -77,8 +82,8 @@ def compare(
         level: Share of intervals that hold what they are about.
         draws: How often rows are drawn.
         least_change: For two explainers on one table, the change of a function, as a share of the predictions' spread,
-            that is not claimed yet. Functions also move when a model is only trained again; what that makes, seen by
-            training once more, is a good choice.
+            that is not claimed yet. Functions also move when a model is only trained again; where there is one training
+            of each, what training once more makes is a good choice.
         random_state: Makes the draws repeatable.
 
     Returns:
@@ -86,7 +91,8 @@ def compare(
         draws both, and `nobsp.report(comparison, path)` makes a page of it.
 
     Raises:
-        ValueError: If features, outputs or scales differ, or there are fewer than two rows.
+        ValueError: If features, outputs or scales differ, there are fewer than two rows, or several trainings are of
+            different rows.
 
     Example:
         >>> import numpy as np, nobsp
@@ -97,15 +103,19 @@ def compare(
         >>> bool(abs(frame["gap"].sum() - comparison.total.value[0]) < 1e-9)
         True
     """
-    require_alike(a, b)
+    trainings = (accounts_of(a, name="a"), accounts_of(b, name="b"))
+    first, second = (accounts[0] for accounts in trainings)
+    require_alike(first, second)
     names = require_names(names)
     level = require_number("level", level, above=0, below=1)
     require_whole_number("draws", draws, least=100)
     require_number("least_change", least_change, least=0)
-    kind = find_kind(a, b)
+    kind = find_kind(first, second)
+    if max(map(len, trainings)) > 1:
+        require_trainings(*trainings)
+        kind = "functions"
     sides = _sides(
-        a,
-        b,
+        trainings,
         kind,
         pair_of(sample_weight, argument="sample_weight"),
         pair_of(groups, argument="groups"),
@@ -135,9 +145,9 @@ def compare(
         names=names,
         terms=terms,
         entries=stacks.entries,
-        feature_names=a.feature_names,
-        output_names=a.output_names,
-        scale=a.scale,
+        feature_names=first.feature_names,
+        output_names=first.output_names,
+        scale=first.scale,
         level=level,
         n_rows=(len(sides[0]), len(sides[1])),
         mean_predictions=np.stack([side.mean(side.explanation.predictions) for side in sides]),
@@ -157,9 +167,10 @@ def compare(
 
 
 def _sides(
-    a: Explanation, b: Explanation, kind: Kind, sample_weight: Pair, groups: Pair
+    trainings: tuple[Accounts, Accounts], kind: Kind, sample_weight: Pair, groups: Pair
 ) -> tuple[Side, Side]:
     """The rows of both accounts; of two models on the same rows, those that both have answers for."""
+    a, b = (average(accounts) for accounts in trainings)
     if kind == "functions":
         is_known = np.asarray(np.isfinite(a.residual + b.residual).all(1))
         a = _only_known(a, is_known)
@@ -172,8 +183,12 @@ def _sides(
                 )
         sample_weight = (sample_weight[0], sample_weight[0])
         groups = (groups[0], groups[0])
-    first = side_of(a, name="a", sample_weight=sample_weight[0], groups=groups[0])
-    second = side_of(b, name="b", sample_weight=sample_weight[1], groups=groups[1])
+    first = side_of(
+        a, name="a", sample_weight=sample_weight[0], groups=groups[0], trainings=trainings[0]
+    )
+    second = side_of(
+        b, name="b", sample_weight=sample_weight[1], groups=groups[1], trainings=trainings[1]
+    )
     return first, second
 
 
@@ -199,7 +214,8 @@ def _estimate(stacks: Stacks, sampled: Sampled, level: float) -> dict[str, Estim
 def _explained(sides: tuple[Side, Side]) -> FloatArray:
     """Per output the R² of the terms' differences, for the difference of two models' predictions."""
     a, b = (side.explanation for side in sides)
-    return r_squared(a.residual - b.residual, a.predictions - b.predictions)
+    weights = sides[0].weights
+    return r_squared(a.residual - b.residual, a.predictions - b.predictions, weights)
 
 
 def _findings(comparison: Comparison, stacks: Stacks) -> list[Finding]:
@@ -272,14 +288,15 @@ def _term_findings(comparison: Comparison) -> list[Finding]:
     """Terms that only one of two explainers has."""
     if comparison.kind == "rows":
         return []
-    sets = [set(map(frozenset, side.explanation.terms)) for side in comparison.sides]
-    lacking = [
-        term_name(term) for term in comparison.terms if frozenset(term) not in sets[0] & sets[1]
-    ]
+    in_all = common_terms(comparison.sides)
+    lacking = [term_name(term) for term in comparison.terms if frozenset(term) not in in_all]
     if not lacking:
         return []
+    who = "Only one of the two explainers has"
+    if comparison.n_trainings != (1, 1):
+        who = "Not every explainer has"
     message = (
-        "Only one of the two explainers has these terms, so their whole contribution counts as changed, without a "
-        "test. Fit both with the same interactions=[...] to compare them."
+        f"{who} these terms, so their whole contribution counts as changed, without a "
+        "test. Fit all with the same interactions=[...] to compare them."
     )
     return [Finding("note", "terms_differ", join_names(lacking), message)]

@@ -34,6 +34,7 @@ class Side:
     n_left_out: int  # rows without a prediction
     positions: Places  # where its rows are in the account that was passed
     n_passed: int  # how many rows that had
+    trainings: tuple[Explanation, ...]  # the accounts it is the mean of: one, or one per training
 
     def __len__(self) -> int:
         return len(self.explanation)
@@ -162,7 +163,12 @@ def every_term(a: Explanation, b: Explanation) -> tuple[Term, ...]:
 
 
 def side_of(
-    account: Explanation, *, name: str, sample_weight: ArrayLike | None, groups: ArrayLike | None
+    account: Explanation,
+    *,
+    name: str,
+    sample_weight: ArrayLike | None,
+    groups: ArrayLike | None,
+    trainings: tuple[Explanation, ...] = (),
 ) -> Side:
     """The rows of an account that count and have a prediction, with how much and what belongs together."""
     is_known = np.isfinite(account.residual).all(1) & np.isfinite(account.values).all((1, 2))
@@ -178,13 +184,20 @@ def side_of(
             f"groups of {name} are all the same in the rows that count; an interval needs two or "
             "more."
         )
+    is_whole = len(rows) == len(account)
+    explanation = account if is_whole else account[rows]
+    if len(trainings) > 1:
+        trainings = trainings if is_whole else tuple(training[rows] for training in trainings)
+    else:
+        trainings = (explanation,)
     return Side(
-        explanation=account if len(rows) == len(account) else account[rows],
+        explanation=explanation,
         weights=weights[rows] / weights[rows].sum(),
         units=codes,
         n_left_out=int((~is_known).sum()),
         positions=rows,
         n_passed=len(account),
+        trainings=trainings,
     )
 
 

@@ -8,8 +8,10 @@ import numpy as np
 
 from nobsp._typing import AnyArray, FloatArray
 from nobsp.arguments import suggest
+from nobsp.comparison.deviations import mix_outputs
 from nobsp.comparison.pairing import Places, Side
 from nobsp.frames import is_missing
+from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions
 from nobsp.tabular.lookup import Feature, read_columns
 
@@ -87,6 +89,26 @@ def feature_values(side: Side, name: str) -> AnyArray:
         )
     columns, _ = read_columns(functions, side.explanation.data)
     return columns[feature.columns[0]]
+
+
+def function_of(account: Explanation, feature: str, output: int, x: AnyArray) -> FloatArray:
+    """A feature's own function at some numbers, for an output of the account or a contrast of two."""
+    functions = account.origin
+    if not isinstance(functions, Functions):
+        raise ValueError("curves need accounts that an explainer gave; these were made by hand.")
+    mix = mix_outputs(account, functions)
+    if account.scale != "output" or mix is None:
+        raise ValueError(
+            "functions are of the model's outputs, not of probabilities; compare the accounts before to_probability to "
+            "see their curves."
+        )
+    if (feature,) not in functions.terms:
+        return np.zeros(len(x))
+    total = np.zeros(len(x))
+    for position in np.flatnonzero(mix[:, output]):
+        curve = functions.function(feature, output=int(position))(x)
+        total += mix[position, output] * np.asarray(curve, dtype=np.float64)
+    return total
 
 
 def put_in_bins(columns: list[AnyArray], most: int) -> Bins:

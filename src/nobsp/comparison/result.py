@@ -13,7 +13,7 @@ from nobsp._typing import AnyArray, FloatArray, NativeFrame
 from nobsp.arguments import count, require_number, require_whole_number
 from nobsp.base import Finding, Plots, describe_findings
 from nobsp.comparison.pairing import Kind, Side
-from nobsp.comparison.ranges import feature_values, gap_along
+from nobsp.comparison.ranges import feature_values, function_of, gap_along
 from nobsp.frames import as_table
 from nobsp.tabular.indexing import Term, output_position
 
@@ -75,7 +75,8 @@ class Comparison:
         change: For two explainers on one table, how far each entry's two functions lie apart: the standard deviation of
             their difference over the rows.
         p_value: Probability of so large a gap without any; for two explainers on one table, of functions so far apart
-            where both are calibrations of one model. NaN for what is no term.
+            where both are calibrations of one model (of lists: where all are trainings of one). NaN for what is no
+            term.
         q_value: The same as false discovery rates among the terms (Benjamini and Hochberg).
         explained: For two explainers on one table, the R² of what the terms tell of the difference between the two
             models' predictions.
@@ -179,6 +180,27 @@ class Comparison:
         first, second = (feature_values(side, feature) for side in self.sides)
         return first, second
 
+    def curve(
+        self, feature: str, x: AnyArray, *, side: int, output: int | str | None = None
+    ) -> FloatArray:
+        """A feature's own function at some numbers; of several trainings their mean.
+
+        Args:
+            feature: Its name.
+            x: Numbers.
+            side: 0 for the first account, 1 for the second.
+            output: Which output; may be left out where there is only one.
+
+        Returns:
+            What the feature contributes there; zero where a model has no function of it.
+        """
+        position = self.find_output(output)
+        curves = [
+            function_of(account, feature, position, np.asarray(x))
+            for account in self.sides[side].trainings
+        ]
+        return np.asarray(np.mean(curves, axis=0))
+
     def changed(
         self, rate: float = USUAL_RATE, *, output: int | str | None = None
     ) -> tuple[str, ...]:
@@ -187,6 +209,12 @@ class Comparison:
         rates = self.q_value[:, self.find_output(output)]
         order = np.argsort(np.where(np.isfinite(rates), rates, np.inf), kind="stable")
         return tuple(self.entries[entry] for entry in order if rates[entry] <= rate)
+
+    @property
+    def n_trainings(self) -> tuple[int, int]:
+        """How many trainings of each model the comparison is of; one each where accounts were not given as lists."""
+        first, second = (len(side.trainings) for side in self.sides)
+        return first, second
 
     @property
     def plot(self) -> Plots:
@@ -214,16 +242,20 @@ class Comparison:
             return "the two models predict the same, but for a constant"
         told = f"terms explain {max(share, 0.0):.2f} of how the two models' predictions differ from row to row"
         names = self.changed(output=0)
+        again = "calibrating" if self.n_trainings == (1, 1) else "training"
         if not names:
-            return f"{told}; no function changed by more than calibrating again makes"
+            return f"{told}; no function changed by more than {again} again makes"
         listed = ", ".join(names[:_PRINTED_PARTS])
-        return f"{told}; changed by more than calibrating again makes: {listed}"
+        return f"{told}; changed by more than {again} again makes: {listed}"
 
     def __repr__(self) -> str:
         rows = " and ".join(f"{n:,}" for n in dict.fromkeys(self.n_rows))
+        models = "two explainers"
+        if self.n_trainings != (1, 1):
+            models = f"{self.n_trainings[0]} and {self.n_trainings[1]} trainings"
         what = {
             "rows": f"one explainer, {rows} rows",
-            "functions": f"two explainers, the same {count(self.n_rows[0], 'row')}",
+            "functions": f"{models}, the same {count(self.n_rows[0], 'row')}",
             "both": f"two explainers, {rows} rows",
         }[self.kind]
         lines = [f"Comparison({self.names[0]} − {self.names[1]}; {what})", f"{self.headline}."]

@@ -28,6 +28,7 @@ class Sampled:
         tuple[int, int], FloatArray
     ]  # what the drawn copy of the functions adds to the means
     copy: Places  # which copy every draw takes
+    combinations: FloatArray | None  # of several trainings, (draws, trainings)
 
     def mean(self, model: int, rows: int) -> FloatArray:
         """Means of a model's entries over some rows, in every draw."""
@@ -56,6 +57,17 @@ def draw(stacks: Stacks, *, draws: int, generator: np.random.Generator) -> Sampl
             ),
         )
 
+    if stacks.scatter is not None:
+        combinations = stacks.scatter.draw(draws, generator)
+        added = stacks.scatter.mean_deviations(combinations)
+        return Sampled(
+            rows=rows,
+            squares=squares,
+            moved={(0, 0): added, (1, 0): np.zeros_like(added)},
+            copy=np.zeros(draws, dtype=np.intp),
+            combinations=combinations,
+        )
+
     n_copies = max([deviation.n_copies for deviation in stacks.deviations.values()] + [1])
     copy = generator.integers(n_copies, size=draws)
     moved = {}
@@ -63,7 +75,7 @@ def draw(stacks: Stacks, *, draws: int, generator: np.random.Generator) -> Sampl
     for (model, on_rows), deviation in stacks.deviations.items():
         means = _mean_deviations(stacks, deviation, bases[model])
         moved[model, on_rows] = means[copy % len(means)]
-    return Sampled(rows=rows, squares=squares, moved=moved, copy=copy)
+    return Sampled(rows=rows, squares=squares, moved=moved, copy=copy, combinations=None)
 
 
 def _mean_deviations(stacks: Stacks, deviation: Deviations, base: FloatArray | None) -> FloatArray:

@@ -10,6 +10,7 @@ import numpy as np
 from nobsp._typing import FloatArray
 from nobsp.comparison.deviations import Deviations, mix_outputs
 from nobsp.comparison.pairing import Kind, Side, require_alike, same_functions, same_rows
+from nobsp.comparison.trainings import Scatter
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions
 from nobsp.tabular.indexing import Term, column_names
@@ -28,6 +29,7 @@ class Stacks:
     term_labels: tuple[str, ...]
     values: tuple[FloatArray, FloatArray]  # on the rows of a, and on those of b
     deviations: dict[tuple[int, int], Deviations]  # by model and rows, 0 for a's and 1 for b's
+    scatter: Scatter | None  # where there are several trainings, instead of deviations
 
     @classmethod
     def of(
@@ -57,7 +59,10 @@ class Stacks:
             for accounts in (on_a, on_b)
         )
         deviations = {}
-        for rows, (side, accounts) in enumerate(zip(sides, (on_a, on_b), strict=True)):
+        scatter = _scatter_of(sides, terms)
+        # What calibrating does is in the scatter, as far as trainings differ by it.
+        read_on = () if scatter is not None else (on_a, on_b)
+        for rows, (side, accounts) in enumerate(zip(sides, read_on, strict=False)):
             models = (0,) if kind == "rows" else (0, 1)
             for model, account in zip(models, accounts, strict=True):
                 owner = a if model == 0 else b
@@ -71,6 +76,7 @@ class Stacks:
             term_labels=labels,
             values=(stacked[0], stacked[1]),
             deviations=deviations,
+            scatter=scatter,
         )
 
     @property
@@ -79,9 +85,31 @@ class Stacks:
         return int(self.kind != "rows")
 
     @property
+    def common_terms(self) -> set[frozenset[str]]:
+        """Terms that every account has."""
+        return common_terms(self.sides)
+
+    @property
     def counts_functions(self) -> bool:
         """Whether it is known how far functions may move."""
         return all(deviation.known for deviation in self.deviations.values())
+
+
+def common_terms(sides: Sequence[Side]) -> set[frozenset[str]]:
+    """Terms that every account of both sides has."""
+    sets = [set(map(frozenset, account.terms)) for side in sides for account in side.trainings]
+    return set.intersection(*sets)
+
+
+def _scatter_of(sides: tuple[Side, Side], terms: tuple[Term, ...]) -> Scatter | None:
+    """How far the trainings of a model lie apart; None where there is one of each."""
+    if all(len(side.trainings) == 1 for side in sides):
+        return None
+    entries = [
+        np.stack([_entries_of(account, terms, has_base=True) for account in side.trainings], 1)
+        for side in sides
+    ]
+    return Scatter.of(entries, sides[0].weights)
 
 
 def _entries_of(account: Explanation, terms: Sequence[Term], *, has_base: bool) -> FloatArray:

@@ -197,7 +197,6 @@ def two_curves(
     """
     _require_comparison(comparison)
     position = comparison.find_output(output)
-    accounts = [side.explanation for side in comparison.sides]
     columns = [np.asarray(values) for values in comparison.feature_values(feature)]
     if any(column.dtype.kind not in "biuf" for column in columns):
         raise ValueError(f"feature {feature!r} is no number; draw it with plots.along.")
@@ -211,11 +210,10 @@ def two_curves(
     names = [escape(clean(name)) for name in comparison.names]
     n_curves = 1 if comparison.kind == "rows" else 2
     for number in range(n_curves):
-        function = accounts[number].origin.function(feature, output=position)
         label = "both" if n_curves == 1 else names[number]
         ax.plot(
             x,
-            function(x),
+            comparison.curve(feature, x, side=number, output=position),
             color=_axes.SERIES[number],
             linestyle=_axes.DASHES[number],
             label=_axes.legend_label(label),

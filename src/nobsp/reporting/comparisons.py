@@ -31,12 +31,27 @@ _METHODS = {
         "part of the gap, and the spread of their difference is how far they lie apart. The test asks whether two "
         "calibrations of one model would lie as far apart; it does not know how models were trained."
     ),
+    "trainings": (
+        "Several trainings of each model, the same rows. The mean function of each is taken and the two are subtracted "
+        "row by row: the mean difference is a term's part of the gap, the spread of the difference how far the two lie "
+        "apart. The test asks whether trainings of one model would make means as far apart (a functional F test, by "
+        "how far the trainings of each lie from their mean)."
+    ),
     "both": (
         "Two explainers, two tables. With m the mean of a term, first index the model, second the rows: change of rows "
         "is m(b, a) − m(b, b), change of functions m(a, b) − m(b, b), and what is left of m(a, a) − m(b, b) is change "
         "of both (the threefold decomposition of Oaxaca and Blinder)."
     ),
 }
+
+_CALIBRATIONS_DRAWN = (
+    "Intervals draw the rows anew, in groups where these were named, and the functions as other calibrations of the "
+    "same kind would give them. They do not know of the models' own training."
+)
+_TRAININGS_DRAWN = (
+    "Intervals draw the rows anew, in groups where these were named, and the functions as other trainings of the same "
+    "kind would give them."
+)
 
 
 def comparison_sheet(comparison: ComparisonLike, *, title: str | None, about: str | None) -> Sheet:
@@ -81,13 +96,18 @@ def _facts(comparison: ComparisonLike) -> tuple[tuple[str, str], ...]:
         "the model's outputs, before any link" if comparison.scale == "output" else "probabilities"
     )
     facts.append(("Scale", scale))
-    facts.append(
-        (
-            "Intervals",
-            f"{comparison.level:.0%}, over other draws of the rows and other calibrations of the functions",
-        )
-    )
+    again = "other calibrations of the functions"
+    if _has_trainings(comparison):
+        again = "other trainings of the models"
+        counts = " and ".join(map(str, comparison.n_trainings))
+        facts.append(("Trainings", f"{counts}; their means are compared"))
+    facts.append(("Intervals", f"{comparison.level:.0%}, over other draws of the rows and {again}"))
     return tuple(facts)
+
+
+def _has_trainings(comparison: ComparisonLike) -> bool:
+    """Whether a side is the mean of several trainings."""
+    return bool(max(comparison.n_trainings) > 1)
 
 
 def _sections_of(comparison: ComparisonLike, output: int) -> list[Section]:
@@ -171,7 +191,8 @@ def _tables(comparison: ComparisonLike, output: int) -> list[Grid]:
             if comparison.entries[entry] != "base"
         )
         columns = ("", "spread of the difference", "interval", "p-value", "false discovery rate")
-        note = "p-values are for functions as far apart as two calibrations of one model are."
+        what = "trainings" if _has_trainings(comparison) else "two calibrations"
+        note = f"p-values are for functions as far apart as {what} of one model are."
         return [Grid("How far the two functions lie apart", columns, rows, note)]
     if not comparison.parts:
         return []
@@ -250,12 +271,8 @@ def _curve(comparison: ComparisonLike, feature: str, output: int) -> Curve | Non
     lines = []
     n_lines = 1 if comparison.kind == "rows" else 2
     for number in range(n_lines):
-        functions = comparison.sides[number].explanation.origin
-        output_name = comparison.output_names[output]
-        if output_name not in functions.output_names or (feature,) not in functions.terms:
-            return None
         try:
-            values = functions.function(feature, output=output_name)(x)
+            values = comparison.curve(feature, x, side=number, output=output)
         except (TypeError, ValueError):
             return None
         lines.append(Line(comparison.names[number], x, np.nan_to_num(values)))
@@ -268,9 +285,8 @@ def _method(comparison: ComparisonLike) -> Section:
         key="method",
         title="Method",
         paragraphs=(
-            _METHODS[comparison.kind],
-            "Intervals draw the rows anew, in groups where these were named, and the functions as other calibrations "
-            "of the same kind would give them. They do not know of the models' own training.",
+            _METHODS["trainings" if _has_trainings(comparison) else comparison.kind],
+            _TRAININGS_DRAWN if _has_trainings(comparison) else _CALIBRATIONS_DRAWN,
             "A part says how the model's predictions differ, not why the world does: no part is a cause.",
         ),
     )
@@ -291,6 +307,7 @@ def _numbers(comparison: ComparisonLike) -> dict[str, Any]:
         "entries": list(comparison.entries),
         "outputs": list(comparison.output_names),
         "level": comparison.level,
+        "trainings": list(comparison.n_trainings),
         "total": known(comparison.total.value),
         "gap": known(comparison.gap.value),
         "lower": known(comparison.gap.lower),
