@@ -23,7 +23,7 @@ from torch import nn
 
 from nobsp import NObSP
 from nobsp.models import adapt
-from nobsp.tabular.columns import columns_of
+from nobsp.tabular.features import columns_of
 from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 
 ROWS = 300

@@ -30,10 +30,10 @@ from nobsp.network.guest import checked_device, keeps_torch_modes
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.serialization import damage_in_words
 from nobsp.tabular import files
-from nobsp.tabular.columns import input_values
 from nobsp.tabular.dependence import suggest_features
 from nobsp.tabular.estimate import Method
 from nobsp.tabular.explanation import Explanation
+from nobsp.tabular.features import input_values
 from nobsp.tabular.fewest import FewestFeatures, fewest_features
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fitted import Fitted, method_of, removal_effects, stand_ins

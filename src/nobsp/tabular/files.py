@@ -17,8 +17,8 @@ from nobsp.network.inputs import Features, LevelCounts, Summary
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.projection import Ridge
 from nobsp.published import Accumulator, Isolation, Plan, Published, Solution
-from nobsp.tabular.columns import Columns, Seen, input_values
 from nobsp.tabular.estimate import Estimate
+from nobsp.tabular.features import Columns, Seen, input_values
 from nobsp.tabular.fitted import Fitted, method_of
 from nobsp.tabular.functions import CLASSES
 from nobsp.tabular.setting import find_readout, plain

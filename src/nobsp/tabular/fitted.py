@@ -19,10 +19,10 @@ from nobsp.network.batches import Source, progress_bar
 from nobsp.network.inputs import MOST_LEVELS, Subset, Summary, distinct
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.tabular.calibration import FittedTogether
-from nobsp.tabular.columns import Columns, input_values
 from nobsp.tabular.complement import AsPublished, published_of
 from nobsp.tabular.effort import Represent
 from nobsp.tabular.estimate import Batch, Estimate, Method
+from nobsp.tabular.features import Columns, input_values
 from nobsp.tabular.functions import Functions
 from nobsp.tabular.grids import Tabulator
 from nobsp.tabular.lookup import level_axes, read_columns, read_tables

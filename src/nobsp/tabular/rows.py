@@ -28,7 +28,7 @@ from nobsp.network.batches import NoRowsError, Source, batches_of
 from nobsp.network.inputs import SAMPLE_ROWS, Summary, needs_data
 from nobsp.network.readout import PROBE_ROWS
 from nobsp.numerics import as_numpy, evenly_spaced
-from nobsp.tabular.columns import (
+from nobsp.tabular.features import (
     Columns,
     FeatureOption,
     columns_of,

@@ -22,9 +22,8 @@ from nobsp.network.inputs import Subset, Summary, resolve_baseline
 from nobsp.network.readout import Network, Readout, as_model_takes
 from nobsp.numerics import evenly_spaced
 from nobsp.projection import Ridge
-from nobsp.tabular.columns import Columns, categories_of, input_baseline
 from nobsp.tabular.effort import Costs, Effort, Represent, least_costs, probe_rows
-from nobsp.tabular.features import describe, own_columns
+from nobsp.tabular.features import Columns, categories_of, describe, input_baseline, own_columns
 from nobsp.tabular.lookup import Chunk
 from nobsp.tabular.rows import (
     Codes,
