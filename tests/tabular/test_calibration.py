@@ -25,8 +25,8 @@ from nobsp.tabular.correction import (
     judge_around,
     level_strengths,
 )
-from nobsp.tabular.effort import FULL, MAIN_ROWS
 from nobsp.tabular.estimate import Terms
+from nobsp.tabular.grids import FULL, MAIN_ROWS
 from tests.tabular.nets import Net, additive, net, table
 from tests.tabular.oracles import Background, points_of, share_explained
 from tests.tolerances import COEFFICIENTS, CONTRIBUTIONS, SUMS, assert_same_to_rounding

@@ -32,6 +32,9 @@ from nobsp.network.guest import (
     unwrap,
 )
 
+# What runs the model on rows: their representation, (rows, width).
+Represent = Callable[[Tensor], Tensor]
+
 PROBE_ROWS = 256
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 _OPEN = "open it with nobsp.as_module(model, rows)"

@@ -22,23 +22,9 @@ from nobsp.calibration import Run
 from nobsp.network.batches import progress_bar
 from nobsp.network.guest import use_threads
 from nobsp.network.inputs import Subset, Summary
-from nobsp.network.readout import as_model_takes
+from nobsp.network.readout import Represent, as_model_takes
 from nobsp.tabular.bands import Traces, copy_functions
 from nobsp.tabular.correction import Fit, share_explained
-from nobsp.tabular.effort import (
-    FULL,
-    MEASURED_DIRECTLY,
-    MOST_STEPS,
-    BudgetSpentError,
-    Effort,
-    Meter,
-    Represent,
-    announce,
-    choose_effort,
-    count_operations,
-    plan_spending,
-    probing_cost,
-)
 from nobsp.tabular.estimate import Batch, Estimate, Terms, decide_estimate, make_functions
 from nobsp.tabular.examination import (
     LOW_SHARE,
@@ -53,18 +39,34 @@ from nobsp.tabular.examination import (
 )
 from nobsp.tabular.features import FEW_VALUES, Domain
 from nobsp.tabular.functions import Bands
-from nobsp.tabular.grids import Backgrounds, Shortcut, Tabulator, find_shortcut
-from nobsp.tabular.rows import Rows, Sample
+from nobsp.tabular.grids import (
+    FULL,
+    MEASURED_DIRECTLY,
+    MOST_STEPS,
+    Backgrounds,
+    BudgetSpentError,
+    Effort,
+    Meter,
+    Shortcut,
+    Tabulator,
+    announce,
+    choose_effort,
+    count_operations,
+    find_shortcut,
+    least_costs,
+    plan_spending,
+    probing_cost,
+)
 from nobsp.tabular.selection import (
     Selection,
 )
-from nobsp.tabular.setting import Problem, Setting
+from nobsp.tabular.setting import Problem, Rows, Sample, Setting
 from nobsp.tabular.tables import (
     Tables,
+    Tabulation,
     occupancy,
     read,
 )
-from nobsp.tabular.tabulation import Tabulation
 
 
 class FittedTogether:
@@ -243,7 +245,13 @@ def _read_sample(
     interactions: Sequence[Subset] | int | None,
 ) -> tuple[Effort, Sample]:
     """The effort that the forward rows allow, and as many calibration rows as they do."""
-    costs = setting.least_costs(effort, background, interactions)
+    costs = least_costs(
+        setting.domains,
+        setting.chunk(),
+        effort,
+        background=background if isinstance(background, int) else len(background),
+        pairs=interactions,
+    )
     plan = plan_spending(costs, meter.left)
     most_rows = None
     if plan is not None:

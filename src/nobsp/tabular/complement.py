@@ -14,7 +14,7 @@ from nobsp._typing import ModelLike
 from nobsp.base import Finding, sort_findings
 from nobsp.calibration import Run
 from nobsp.network.inputs import Subset, Summary
-from nobsp.network.readout import as_model_takes
+from nobsp.network.readout import Represent, as_model_takes
 from nobsp.projection import Ridge
 from nobsp.published import (
     Accumulator,
@@ -32,20 +32,25 @@ from nobsp.published import (
 )
 from nobsp.published.sums import Parts
 from nobsp.tabular.correction import share_explained
-from nobsp.tabular.effort import FULL, PAIR_REACH, Represent
 from nobsp.tabular.estimate import Batch, Estimate, decide_estimate, make_functions
 from nobsp.tabular.examination import feature_findings, share_findings
 from nobsp.tabular.features import Points
 from nobsp.tabular.functions import Bands
-from nobsp.tabular.grids import Tabulator
+from nobsp.tabular.grids import FULL, PAIR_REACH, Tabulator
 from nobsp.tabular.health import Health, TermHealth
 from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import Array, TermTable
-from nobsp.tabular.rows import Rows, Sample, TableRows, read_ahead, require_passes
 from nobsp.tabular.selection import screen_pairs
-from nobsp.tabular.setting import Problem, Setting
-from nobsp.tabular.tables import Main, transfer
-from nobsp.tabular.tabulation import refine_main, tabulate_main
+from nobsp.tabular.setting import (
+    Problem,
+    Rows,
+    Sample,
+    Setting,
+    TableRows,
+    read_ahead,
+    require_passes,
+)
+from nobsp.tabular.tables import Main, refine_main, tabulate_main, transfer
 
 Strengths = dict[Subset, float]
 

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from nobsp.network.inputs import Subset
 from nobsp.numerics import r_squared
-from nobsp.tabular.effort import DIRECT_ROWS
 from nobsp.tabular.features import Domain
+from nobsp.tabular.grids import DIRECT_ROWS
 from nobsp.tabular.lookup import TermTable
-from nobsp.tabular.rows import FOLDS, Sample, deal_folds
+from nobsp.tabular.setting import FOLDS, Sample, deal_folds
 from nobsp.tabular.tables import DirectPiece, DirectTerm, Piece, TablePiece
 
 # Strengths of the ridge that held-out rows choose from, relative to the columns' mean variance.

@@ -16,7 +16,7 @@ from nobsp.frames import frame_of, take_rows
 from nobsp.numerics import as_numpy, evenly_spaced
 from nobsp.tabular.features import Domain
 from nobsp.tabular.lookup import LevelAxis
-from nobsp.tabular.rows import Sample
+from nobsp.tabular.setting import Sample
 
 # Rows that tell which columns are correlated.
 _LOOKED_AT = 2048

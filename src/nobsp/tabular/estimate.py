@@ -13,17 +13,15 @@ from torch import Tensor
 
 from nobsp.calibration import Run
 from nobsp.network.inputs import Subset, Summary
-from nobsp.network.readout import Readout, as_model_takes
+from nobsp.network.readout import Readout, Represent, as_model_takes
 from nobsp.published import Published
 from nobsp.tabular.bands import Traces
 from nobsp.tabular.correction import Fit
-from nobsp.tabular.effort import Represent
 from nobsp.tabular.features import Domain, own_columns
 from nobsp.tabular.functions import Functions, Measure, measure_bands, measure_bands_later
 from nobsp.tabular.health import Health, Reach, measure_reach
 from nobsp.tabular.lookup import Level, TermTable
-from nobsp.tabular.rows import Rows, Sample
-from nobsp.tabular.setting import Problem, Setting
+from nobsp.tabular.setting import Problem, Rows, Sample, Setting
 from nobsp.tabular.tables import (
     DirectTerm,
 )

@@ -27,15 +27,13 @@ from nobsp.tabular.correction import (
     share_explained,
 )
 from nobsp.tabular.dependence import Determined, find_determined, ranks
-from nobsp.tabular.effort import Meter
 from nobsp.tabular.estimate import Terms, terms_with
 from nobsp.tabular.features import Domain
-from nobsp.tabular.grids import Tabulator
+from nobsp.tabular.grids import Meter, Tabulator
 from nobsp.tabular.health import Health, TermHealth
 from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import Array, NumberAxis, TermTable
-from nobsp.tabular.rows import FOLDS, Codes, Sample, deal_folds, find_neighbourhoods
-from nobsp.tabular.setting import Setting
+from nobsp.tabular.setting import FOLDS, Codes, Sample, Setting, deal_folds, find_neighbourhoods
 from nobsp.tabular.tables import TablePiece, occupancy
 
 # Share of an output's variance below which held-out R² is a warning.

@@ -49,8 +49,7 @@ from nobsp.tabular.health import (
 )
 from nobsp.tabular.indexing import output_position, term_name
 from nobsp.tabular.predicting import classes_of_model
-from nobsp.tabular.rows import read_rows
-from nobsp.tabular.setting import Options, Setting, pose_problem, prepare_data
+from nobsp.tabular.setting import Options, Setting, pose_problem, prepare_data, read_rows
 from nobsp.tabular.shapes import ShapeCheck, check_shape
 from nobsp.tabular.weak_spots import WeakSpot, find_weak_spots, weak_spot_findings
 

@@ -17,16 +17,15 @@ from nobsp.models.unseen import unseen_levels
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source, progress_bar
 from nobsp.network.inputs import MOST_LEVELS, Subset, Summary, distinct
-from nobsp.network.readout import Readout, as_model_takes
+from nobsp.network.readout import Readout, Represent, as_model_takes
 from nobsp.tabular.calibration import FittedTogether
 from nobsp.tabular.complement import AsPublished, published_of
-from nobsp.tabular.effort import Represent
 from nobsp.tabular.estimate import Batch, Estimate, Method
 from nobsp.tabular.features import Columns, input_values
 from nobsp.tabular.functions import Functions
 from nobsp.tabular.grids import Tabulator
 from nobsp.tabular.lookup import level_axes, read_columns, read_tables
-from nobsp.tabular.rows import rows_like
+from nobsp.tabular.setting import rows_like
 
 
 @dataclass(frozen=True, eq=False)

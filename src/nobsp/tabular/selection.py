@@ -19,21 +19,23 @@ from torch import Tensor
 
 from nobsp.network.inputs import Subset
 from nobsp.tabular.correction import Fit, Trial, solve_terms
-from nobsp.tabular.effort import (
+from nobsp.tabular.features import Domain
+from nobsp.tabular.grids import (
     DIRECT_BACKGROUND,
     MEASURED_DIRECTLY,
     MOST_PAIR_NODES,
     MOST_TRIPLE_NODES,
     BudgetSpentError,
     Effort,
+    Tabulator,
+    UnansweredError,
     count_pair_nodes,
     screen_points,
 )
-from nobsp.tabular.features import Domain
-from nobsp.tabular.grids import Tabulator, UnansweredError
 from nobsp.tabular.lookup import Array, Chunk, TermTable
-from nobsp.tabular.rows import Sample
+from nobsp.tabular.setting import Sample
 from nobsp.tabular.tables import (
+    FINE_PAIR_ROOM,
     MOST_DIRECTIONS,
     DirectPiece,
     Grid,
@@ -41,13 +43,13 @@ from nobsp.tabular.tables import (
     Piece,
     TablePiece,
     Tables,
+    Tabulation,
     compress,
     count_nodes,
     pure_rows,
     purify,
     read,
 )
-from nobsp.tabular.tabulation import FINE_PAIR_ROOM, Tabulation
 
 # Pairs whose spread on a coarse table is below this share of the outputs' are not put on trial.
 WORTH_TRYING = 0.005

@@ -18,8 +18,7 @@ from torch import Tensor
 from nobsp._typing import AnyArray, FloatArray, Shape, TableLike
 from nobsp.arguments import require_choice, require_number, require_whole_number, suggest
 from nobsp.frames import replace_column, take_rows
-from nobsp.network.readout import as_model_takes
-from nobsp.tabular.effort import Represent
+from nobsp.network.readout import Represent, as_model_takes
 from nobsp.tabular.features import input_values
 from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.indexing import output_position

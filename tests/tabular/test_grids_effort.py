@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from nobsp import NObSP
-from nobsp.tabular.effort import Costs, Meter, announce, announcement, plan_spending
+from nobsp.tabular.grids import Costs, Meter, announce, announcement, plan_spending
 from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 
 Array = NDArray[np.float64]

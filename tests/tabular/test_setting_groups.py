@@ -15,7 +15,7 @@ from torch import nn
 from nobsp import NObSP
 from nobsp.network.inputs import SAMPLE_ROWS, Summary
 from nobsp.tabular.health import ExplainedWorseWarning
-from nobsp.tabular.rows import deal_folds, find_neighbourhoods, join_rows, sampled_positions
+from nobsp.tabular.setting import deal_folds, find_neighbourhoods, join_rows, sampled_positions
 from tests.tolerances import assert_same_to_rounding
 
 CUSTOMERS = 60
