@@ -83,6 +83,37 @@ def test_few_rows_have_no_headline_or_a_note() -> None:
     assert "few_rows" not in codes(NObSP(network(3)).fit(rows))
 
 
+def rectified(columns: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(columns, 64), nn.ReLU(), nn.Linear(64, 1)).double().eval()
+
+
+def test_a_headline_that_hangs_on_one_row_is_told_with_the_share_without_it() -> None:
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(300, 5))
+    rows[7, 1] = 1e9
+    explainer = NObSP(rectified(5)).fit(rows)
+    assert explainer.explained_[0] > 0.999
+
+    [finding] = [f for f in explainer.health().findings if f.code == "extreme_rows"]
+    without = float(finding.message.partition("but ")[2].partition(" without")[0])
+    assert finding.severity == "warning"
+    assert without == pytest.approx(explainer.score(generator.normal(size=(2000, 5))), abs=0.05)
+    for shown in (repr(explainer.health()), explainer._repr_html_()):
+        assert "without the row of the most extreme prediction" in shown
+    for shown in (repr(explainer), repr(explainer.compile())):
+        assert "but health() warns: extreme_rows" in shown
+
+
+@pytest.mark.parametrize("n_rows", [100, 300, 2000])
+def test_rows_without_outliers_have_no_extreme_ones(n_rows: int) -> None:
+    generator = np.random.default_rng(1)
+    normal = generator.normal(size=(n_rows, 5))
+    assert "extreme_rows" not in codes(NObSP(rectified(5), interactions=0).fit(normal))
+    assert "extreme_rows" not in codes(NObSP(network(5), interactions=0).fit(np.exp(normal)))
+
+
 def test_a_table_coarser_than_its_function_is_named() -> None:
     rows = np.random.default_rng(0).uniform(-1, 1, size=(1000, 2))
     found = codes(NObSP(lambda X: np.sin(400 * X[:, 0]) + X[:, 1], interactions=0).fit(rows))

@@ -34,6 +34,7 @@ from nobsp.tabular.examination import (
     cluster_finding,
     coarse_features,
     examine,
+    extreme_rows_findings,
     few_rows_findings,
     hold_out_neighbourhoods,
 )
@@ -298,6 +299,10 @@ def _check_validity(setting: Setting, terms: Terms, represent: Represent) -> tup
         findings.append(clusters.finding)
 
     explained = clusters.fit.explained
+    if setting.n_rows >= TOO_FEW_ROWS:
+        findings += extreme_rows_findings(
+            clusters.fit.held_out.chosen(), clusters.fit.sample.outputs, setting.output_names
+        )
     # One outlier may carry all of the variance.
     worst = torch.fmin(torch.fmin(explained, clusters.fit.inside), clusters.worst)
     if setting.n_rows < TOO_FEW_ROWS:

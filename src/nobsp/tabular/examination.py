@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -348,6 +349,9 @@ TRIMMED = 0.1
 # Rows below which held-out R² says nothing, and below which it is a few hundredths too high.
 TOO_FEW_ROWS = 10
 FEW_ROWS = 100
+# At most one row in so many is called extreme, and a share of the variance that is most of it.
+_ONE_IN = 100
+_MOST_OF_IT = 0.5
 # Values at which a table is compared with the model between its knots, and background rows meanwhile.
 _COMPARED_VALUES = 64
 _COMPARED_BACKGROUND = 8
@@ -503,6 +507,62 @@ def few_rows_findings(rows: int, units: int, *, grouped: bool) -> list[Finding]:
         f"Calibrate on {FEW_ROWS} or more."
     )
     return [Finding("note", "few_rows", "", message)]
+
+
+def extreme_rows_findings(
+    residuals: Tensor, outputs: Tensor, names: Sequence[str]
+) -> list[Finding]:
+    """Whether held-out R² hangs on a few rows of extreme predictions; of the output where it does most."""
+    hanging = [
+        (without.lost, without, output)
+        for output in range(outputs.shape[1])
+        if (without := _without_extreme_rows(residuals[:, output], outputs[:, output])) is not None
+    ]
+    if not hanging:
+        return []
+
+    _, without, output = max(hanging, key=lambda entry: entry[0])
+    which = "the row of the most extreme prediction"
+    if without.n_rows > 1:
+        which = f"the {without.n_rows} rows of the most extreme predictions"
+    message = (
+        f"Held-out R² is {without.before:.3f}, but {without.after:.3f} without {which} (up to "
+        f"{without.extreme:.4g}), {without.variance:.0%} of the output's variance. Expect the lower figure on "
+        "ordinary rows. Where such rows are errors, calibrate without them."
+    )
+    severity = "warning" if without.variance > _MOST_OF_IT else "note"
+    return [Finding(severity, "extreme_rows", names[output] if len(names) > 1 else "", message)]
+
+
+class _Without(NamedTuple):
+    """R² with and without the rows of the most extreme predictions."""
+
+    n_rows: int
+    before: float
+    after: float
+    variance: float  # share of the variance that these rows make up
+    extreme: float  # the prediction furthest from the middle
+
+    @property
+    def lost(self) -> float:
+        return self.before - self.after
+
+
+def _without_extreme_rows(residuals: Tensor, outputs: Tensor) -> _Without | None:
+    """The fewest rows without which R² is clearly lower; None where that takes more than one row in a hundred."""
+    before = float(share_explained(residuals[:, None], outputs[:, None])[0])
+    away = (outputs - outputs.median()).abs()
+    order = away.argsort(descending=True)
+    most = max(len(order) // _ONE_IN, 1)
+    counts = sorted({min(1 << power, most) for power in range(most.bit_length() + 1)})
+    for n_rows in counts:
+        rest = order[n_rows:]
+        after = float(share_explained(residuals[rest, None], outputs[rest, None])[0])
+        if before - after > WORTH_TELLING:
+            squares = (outputs - outputs.mean()).square()
+            variance = float(squares[order[:n_rows]].sum() / squares.sum())
+            return _Without(n_rows, before, after, variance, float(outputs[order[0]]))
+    return None
 
 
 def coarse_features(

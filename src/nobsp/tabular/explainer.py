@@ -665,7 +665,7 @@ class NObSP(Explainer):
         parameters = str(super().__repr__(N_CHAR_MAX))
         if not hasattr(self, "_fit"):
             return parameters
-        return f"{parameters}  # {self._fit.functions.state.headline}"
+        return f"{parameters}  # {self._fit.functions.state.headline_and_warnings}"
 
     def _repr_html_(self) -> str:
         title = f"{type(self).__name__} of {type(self.model).__name__}"

@@ -785,7 +785,7 @@ class Functions:
             parts.append(f"{len(self.left_out)} terms need the network")
         if self.history:
             parts.append(count(len(self.history), "edit"))
-        return f"Functions({', '.join(parts)}; {self.state.headline})"
+        return f"Functions({', '.join(parts)}; {self.state.headline_and_warnings})"
 
     def _repr_html_(self) -> str:
         return self._card(f"Functions of {count(len(self.feature_names), 'feature')}")

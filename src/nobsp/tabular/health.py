@@ -107,6 +107,14 @@ class Health:
         which = " for the worst output" if len(self.explained) > 1 else ""
         return f"{measure} {worst:.3f}{which}"
 
+    @property
+    def headline_and_warnings(self) -> str:
+        """The headline with the codes of errors and warnings, for whoever sees nothing else."""
+        codes = [finding.code for finding in self.findings if finding.severity != "note"]
+        if not codes:
+            return self.headline
+        return f"{self.headline}, but health() warns: {', '.join(dict.fromkeys(codes))}"
+
     def __repr__(self) -> str:
         summary = f"{self.rows:,} rows, {len(self.terms)} terms, {self.headline}"
         lines = [f"{summary}{self._inside_the_range()}."]
