@@ -217,4 +217,22 @@ def test_outputs_are_named_where_there_are_several(tmp_path):
     page = nobsp.card(explainer, X, tmp_path / "a.md", checks=[check], groups=groups)
     text = page.read_text(encoding="utf-8")
     assert "income increasing for down: a counterexample" in text
-    assert "− 1 of up" in text
+    # Every output has its gaps and its functions.
+    for output in ("up", "down"):
+        assert f"− 1 of {output}" in text
+        assert f"{output}: income" in text
+
+
+def test_probabilities_of_classes_are_checked_as_such(tmp_path):
+    from sklearn.linear_model import LogisticRegression
+
+    X = rows(0, 300)
+    labels = np.digitize(X["income"], [-0.3, 0.3])
+    explainer = nobsp.NObSP(LogisticRegression().fit(X, labels), interactions=0).fit(X)
+    checks = [
+        explainer.check_shape("income", "increasing", X[:50], output="2", scale=scale)
+        for scale in ("output", "probability")
+    ]
+    text = nobsp.card(explainer, X, tmp_path / "a.md", checks=checks).read_text(encoding="utf-8")
+    assert "income increasing for 2, before the model's softmax" in text
+    assert "income increasing for 2, after the model's softmax" in text

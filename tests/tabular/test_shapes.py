@@ -212,3 +212,33 @@ def test_a_constant_column_is_said_to_be_unseen():
     explainer = nobsp.NObSP(model, interactions=0).fit(X)
     with pytest.raises(ValueError, match="'k', or it has a single value"):
         explainer.check_shape("k", "increasing", X)
+
+
+def test_a_probability_may_fall_where_its_logit_rises():
+    from sklearn.linear_model import LogisticRegression
+
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(600, 2))
+    labels = np.digitize(X[:, 0] + 0.3 * generator.normal(size=600), [-0.5, 0.5])
+    model = LogisticRegression().fit(X, labels)
+    explainer = nobsp.NObSP(model, interactions=0).fit(X)
+    # The middle class is the most probable one in between only.
+    logit = explainer.check_shape("x0", "increasing", X, output=1)
+    chance = explainer.check_shape("x0", "increasing", X, output=1, scale="probability")
+    assert chance.scale == "probability"
+    assert chance.rate == 1.0
+    fed = model.predict_proba(chance.counterexamples)[:, 1]
+    np.testing.assert_allclose(fed, chance.predictions, atol=1e-9)
+    assert fed[0] - fed[1] == pytest.approx(chance.breaks[0])
+    # A logit is a line along every row: all rows break it, or none.
+    assert logit.n_broken in (0, 600)
+    assert "before the model's softmax" in repr(logit)
+    bounded = explainer.check_shape(
+        "x0", "bounded", X, output=2, scale="probability", tolerance=1.0
+    )
+    assert bounded.holds
+    with pytest.raises(ValueError, match="scale"):
+        explainer.check_shape("x0", "increasing", X, output=1, scale="logit")
+    numbers = nobsp.NObSP(lambda X: X[:, 0], interactions=0).fit(X)
+    with pytest.raises(ValueError, match="its link is 'identity'"):
+        numbers.check_shape("x0", "increasing", X, scale="probability")

@@ -95,6 +95,7 @@ def check(
                 output=shape.output,
                 within=within,
                 most_rows=shape.rows,
+                scale="probability" if method.probability else "output",
             )
             for name in features
         ]
@@ -148,6 +149,7 @@ def _summarise(checks: Sequence[ShapeCheck]) -> dict[str, Any]:
                 "shape": found.shape,
                 "output": found.output,
                 "link": found.link,
+                "scale": found.scale,
                 "note": found.note,
                 "holds": found.holds,
                 "rows": found.n_rows,

@@ -64,7 +64,8 @@ class MethodOptions:
     ridge: str = "auto"
     """Regularisation: auto, chosen on held-out rows, or a number."""
     probability: bool = False
-    """Contributions to the probability instead of the logit in contributions.parquet; a page has a switch for it."""
+    """Of the probability instead of the logit: contributions in contributions.parquet (a page has a switch for it),
+    gaps that are compared, shapes that are checked."""
 
     def for_explainer(self) -> dict[str, Any]:
         """Arguments of `NObSP`."""

@@ -37,8 +37,11 @@ from nobsp.tabular.weak_spots import FEWEST_ROWS, WeakSpot
 # A calibrated `NObSP`; told by attributes, so that torch is loaded by whoever made it.
 ExplainerLike: TypeAlias = Any
 
-# Features whose functions are drawn, terms that are listed, levels of a group that are compared, parts of each gap.
+# Features whose functions are drawn, the same of each of several outputs, outputs that are shown, terms that are
+# listed, levels of a group that are compared, parts of each gap.
 MOST_CURVES = 9
+MOST_CURVES_EACH = 4
+MOST_OUTPUTS = 6
 MOST_TERMS = 20
 MOST_LEVELS = 6
 MOST_PARTS = 6
@@ -170,7 +173,7 @@ def card_sheet(
         facts=_facts(explainer, explanation, health),
         findings=tuple(finding for finding in health.findings if finding.code != "weak_spot"),
         sections=(
-            _functions_section(numbers),
+            _functions_section(numbers, explanation.output_names),
             _checks_section(checks),
             _spots_section(spots, searched=n_known >= FEWEST_ROWS),
             _gaps_section(gaps, omissions),
@@ -248,29 +251,31 @@ def _term_numbers(explanation: Explanation) -> list[dict[str, Any]]:
 
 
 def _curve_numbers(explainer: ExplainerLike, explanation: Explanation) -> list[dict[str, Any]]:
-    """The strongest features' functions with their bands, for the first output."""
+    """The strongest features' functions with their bands, of every output that is shown."""
     curves = explainer.curves(points=_POINTS)
     columns = {name: np.asarray(curves[name]) for name in curves}
-    output = explanation.output_names[0]
-    strongest = [
-        entry["features"][0] for entry in _term_numbers(explanation) if len(entry["features"]) == 1
-    ]
+    sizes = _mean_size(explanation.values)
+    is_single = np.array([len(term) == 1 for term in explanation.terms], dtype=bool)
+    several = len(explanation.output_names) > 1
     numbers = []
-    for feature in strongest[:MOST_CURVES]:
-        here = (columns["feature"] == feature) & (columns["output"] == output)
-        if not here.any():
-            continue
-        numbers.append(
-            {
-                "feature": feature,
-                "output": output,
-                "x": known(columns["x"][here].astype(np.float64)),
-                "level": [str(level) for level in columns["level"][here]],
-                "value": known(columns["value"][here].astype(np.float64)),
-                "lower": known(columns["lower"][here].astype(np.float64)),
-                "upper": known(columns["upper"][here].astype(np.float64)),
-            }
-        )
+    for position, output in enumerate(explanation.output_names[:MOST_OUTPUTS]):
+        order = np.argsort(-sizes[:, position], kind="stable")
+        strongest = [explanation.terms[term][0] for term in order if is_single[term]]
+        for feature in strongest[: MOST_CURVES_EACH if several else MOST_CURVES]:
+            here = (columns["feature"] == feature) & (columns["output"] == output)
+            if not here.any():
+                continue
+            numbers.append(
+                {
+                    "feature": feature,
+                    "output": output,
+                    "x": known(columns["x"][here].astype(np.float64)),
+                    "level": [str(level) for level in columns["level"][here]],
+                    "value": known(columns["value"][here].astype(np.float64)),
+                    "lower": known(columns["lower"][here].astype(np.float64)),
+                    "upper": known(columns["upper"][here].astype(np.float64)),
+                }
+            )
     return numbers
 
 
@@ -280,6 +285,7 @@ def _check_numbers(check: ShapeCheck) -> dict[str, Any]:
         "shape": check.shape,
         "output": check.output,
         "link": check.link,
+        "scale": check.scale,
         "note": check.note,
         "tolerance": check.tolerance,
         "within": None if check.within is None else list(check.within),
@@ -393,11 +399,14 @@ def _listed(names: Sequence[str]) -> str:
     return f"{listed} and {n_more:,} more" if n_more > 0 else listed
 
 
-def _functions_section(numbers: Mapping[str, Any]) -> Section:
+def _functions_section(numbers: Mapping[str, Any], outputs: Sequence[str]) -> Section:
     """The strongest functions with their bands; levels of categories as bars."""
     blocks: list[Block] = []
     categories: list[Block] = []
     for curve in numbers["curves"]:
+        title = curve["feature"]
+        if len(outputs) > 1:
+            title = f"{curve['output']}: {title}"
         is_number = [
             x is not None and not level for x, level in zip(curve["x"], curve["level"], strict=True)
         ]
@@ -416,7 +425,7 @@ def _functions_section(numbers: Mapping[str, Any]) -> Section:
                 low=lower if has_band else None,
                 high=upper if has_band else None,
             )
-            blocks.append(Curve(curve["feature"], (line,)))
+            blocks.append(Curve(title, (line,)))
             continue
         bars = tuple(
             Bar(level or number_text(x), value, _or_nan(low), _or_nan(high))
@@ -429,23 +438,36 @@ def _functions_section(numbers: Mapping[str, Any]) -> Section:
                 strict=True,
             )
         )
-        categories.append(Bars(curve["feature"], bars))
+        categories.append(Bars(title, bars))
     terms = Grid(
         "Mean absolute contribution on these rows",
-        ("term", "size"),
+        ("term", "size" if len(outputs) == 1 else f"size for {', '.join(outputs[:MOST_OUTPUTS])}"),
         tuple(
-            (entry["term"], ", ".join(number_text(_or_nan(size)) for size in entry["size"]))
-            for entry in numbers["terms"][:MOST_TERMS]
+            (entry["term"], _sizes_text(entry["size"])) for entry in numbers["terms"][:MOST_TERMS]
         ),
-        f"Of the residual: {', '.join(number_text(_or_nan(size)) for size in numbers['headline']['residual'])}.",
+        f"Of the residual: {_sizes_text(numbers['headline']['residual'])}.",
     )
     return Section(
         key="functions",
         title="Functions",
-        lead="What each of the strongest features adds to the first output, on average over the other features' "
-        "values; bands are 90%, over other calibration rows.",
+        lead=f"What each of the strongest features adds to {_shown_outputs(outputs)}, on average over the other "
+        "features' values; bands are 90%, over other calibration rows.",
         blocks=(*blocks, *categories, terms),
     )
+
+
+def _sizes_text(sizes: Sequence[float | None]) -> str:
+    """Sizes of the outputs that are shown."""
+    return ", ".join(number_text(_or_nan(size)) for size in sizes[:MOST_OUTPUTS])
+
+
+def _shown_outputs(outputs: Sequence[str]) -> str:
+    """Which outputs have curves and gaps, in words."""
+    if len(outputs) == 1:
+        return "the output"
+    if len(outputs) <= MOST_OUTPUTS:
+        return "each output"
+    return f"the first {MOST_OUTPUTS} of {len(outputs)} outputs"
 
 
 def _or_nan(number: float | None) -> float:
@@ -477,8 +499,8 @@ def _checks_section(checks: Sequence[ShapeCheck]) -> Section:
     return Section(
         key="shapes",
         title="Shapes",
-        lead="Asked of the model along every row's own line; tables certify nothing. Shapes are of the model's outputs "
-        "before a sigmoid, softmax or exponential: a class's logit may rise where its probability falls.",
+        lead="Asked of the model along every row's own line; tables certify nothing."
+        + (_BEFORE_LINK if any(_is_before_link(check) for check in checks) else ""),
         paragraphs=tuple(f"{check.asked}: {check.note}." for check in checks if check.note),
         blocks=(
             Grid(
@@ -491,6 +513,14 @@ def _checks_section(checks: Sequence[ShapeCheck]) -> Section:
             *(_counterexample(check) for check in checks if not check.holds),
         ),
     )
+
+
+_BEFORE_LINK = " What is asked before a softmax is of a class's logit, which may rise where its probability falls."
+
+
+def _is_before_link(check: ShapeCheck) -> bool:
+    """Whether a verdict on the output need not be one on the probability."""
+    return check.scale == "output" and check.link != "identity"
 
 
 def _counterexample(check: ShapeCheck) -> Grid:
@@ -564,33 +594,34 @@ def _gaps_section(gaps: Sequence[tuple[str, str, Comparison]], omissions: Sequen
     outputs = gaps[0][2].output_names
     lead = "The difference of mean predictions, by what each term adds to it."
     if len(outputs) > 1:
-        lead += f" Shown for {outputs[0]}, the first output."
+        lead += f" Shown for {_shown_outputs(outputs)}."
+    shown = range(min(len(outputs), MOST_OUTPUTS))
     return Section(
         key="gaps",
         title=title,
         lead=lead,
-        blocks=tuple(_gap_bars(name, gap) for name, _, gap in gaps),
+        blocks=tuple(_gap_bars(name, gap, output) for name, _, gap in gaps for output in shown),
         paragraphs=tuple(omissions),
     )
 
 
-def _gap_bars(name: str, gap: Comparison) -> Bars:
-    """The largest parts of a gap, for the first output."""
-    values = gap.gap.value[:, 0]
+def _gap_bars(name: str, gap: Comparison, output: int) -> Bars:
+    """The largest parts of a gap of one output."""
+    values = gap.gap.value[:, output]
     order = np.argsort(-np.abs(values), kind="stable")[:MOST_PARTS]
     bars = tuple(
         Bar(
             gap.entries[entry],
             float(values[entry]),
-            float(gap.gap.lower[entry, 0]),
-            float(gap.gap.upper[entry, 0]),
+            float(gap.gap.lower[entry, output]),
+            float(gap.gap.upper[entry, output]),
         )
         for entry in order
     )
-    of_output = f" of {gap.output_names[0]}" if len(gap.output_names) > 1 else ""
+    of_output = f" of {gap.output_names[output]}" if len(gap.output_names) > 1 else ""
     return Bars(
         f"{name}: {gap.names[0]} − {gap.names[1]}{of_output}, "
-        f"{number_text(gap.total.value[0], signed=True)} in all",
+        f"{number_text(gap.total.value[output], signed=True)} in all",
         bars,
         f"{gap.n_rows[0]:,} and {gap.n_rows[1]:,} rows; the {len(order)} largest of {len(values)} parts, "
         f"which add up to the gap; {gap.level:.0%} intervals.",

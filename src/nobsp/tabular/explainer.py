@@ -457,13 +457,13 @@ class NObSP(Explainer):
         within: tuple[float, float] | None = None,
         most_rows: int | None = 2000,
         confidence: float = 0.95,
+        scale: Literal["output", "probability"] = "output",
     ) -> ShapeCheck:
         """Asks the model whether it keeps a shape along a feature, on every row's own line.
 
         A row's values stay as they are and the feature takes every value of its range. A model of trees is asked on
         each of its steps, so that the answer is exact for the row; others at the knots of the feature's table and more
-        densely where the table is steep. Tables certify nothing: all that counts are the model's own outputs (before
-        a sigmoid, softmax or exponential).
+        densely where the table is steep. Tables certify nothing: all that counts are the model's own outputs.
 
         Args:
             feature: Its name: a number, or a category of numbers; "bounded" can be asked of any category.
@@ -476,6 +476,8 @@ class NObSP(Explainer):
             within: Range of the feature; the calibrated one when None.
             most_rows: Most rows, drawn by chance; all of `X` when None.
             confidence: Of the interval whose upper end is `bound`.
+            scale: "output" asks before the model's sigmoid, softmax or exponential, "probability" after it. What rises
+                before a sigmoid or an exponential rises after it too; of several classes, or bent, it need not.
 
         Returns:
             A `ShapeCheck`: share of rows that break it with a bound, the worst break, and counterexamples to feed to
@@ -503,6 +505,7 @@ class NObSP(Explainer):
                 within=within,
                 most_rows=most_rows,
                 confidence=confidence,
+                scale=scale,
                 batch_size=int(self.batch_size),
             )
 

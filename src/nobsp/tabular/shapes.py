@@ -19,6 +19,7 @@ from nobsp._typing import AnyArray, FloatArray, Shape, TableLike
 from nobsp.arguments import require_choice, require_number, require_whole_number, suggest
 from nobsp.frames import replace_column, take_rows
 from nobsp.network.readout import Represent, as_model_takes
+from nobsp.tabular.explanation import apply_link
 from nobsp.tabular.features import input_values
 from nobsp.tabular.fitted import Fitted
 from nobsp.tabular.indexing import output_position
@@ -63,8 +64,8 @@ class ShapeCheck:
             worst breaks (three for convex and concave), which differ in the feature alone. None where there is none.
         predictions: What the model says to each of them.
         breaks: How large each of these breaks is, one per counterexample.
-        link: What the model applies to the output afterwards. The shape is of the output before it: of a class's logit,
-            not its probability, where it is "softmax". "identity" where nothing is applied.
+        link: What the model applies to the output afterwards; "identity" where nothing is applied.
+        scale: What the shape is of: "output" before the link, such as a class's logit, or "probability" after it.
         one_of_several: Whether the model has other outputs.
         n_within: Rows whose own value lies in `within`, where that was passed; None where it was not, or is not known.
 
@@ -97,6 +98,7 @@ class ShapeCheck:
     link: str = "identity"
     one_of_several: bool = False
     n_within: int | None = None
+    scale: str = "output"
 
     @property
     def asked(self) -> str:
@@ -104,7 +106,10 @@ class ShapeCheck:
         words = f"{self.feature} {self.shape}"
         if self.one_of_several:
             words += f" for {self.output}"
-        return words if self.link == "identity" else f"{words}, before the model's {self.link}"
+        if self.link == "identity":
+            return words
+        side = "after" if self.scale == "probability" else "before"
+        return f"{words}, {side} the model's {self.link}"
 
     @property
     def note(self) -> str:
@@ -161,9 +166,11 @@ def check_shape(
     most_rows: int | None,
     confidence: float,
     batch_size: int,
+    scale: str,
 ) -> ShapeCheck:
     """Follows every row's line; see `NObSP.check_shape`."""
     _require_arguments(shape, tolerance, confidence, most_rows, X)
+    link = _link_of(scale, fitted.functions.link)
     number = _feature_number(fitted, feature)
     names = fitted.functions.output_names
     chosen_output = _chosen_output(output, names)
@@ -171,18 +178,20 @@ def check_shape(
     rows = X if len(positions) == len(X) else take_rows(X, positions)
     inputs = torch.cat(list(fitted.source(rows, batch_size)))
 
+    def predict(inputs: Tensor) -> FloatArray:
+        outputs = _predict(fitted, represent, inputs, batch_size)
+        return (outputs if link is None else apply_link(outputs, link))[:, chosen_output]
+
     def ask(line: _Line) -> FloatArray:
-        few = inputs[:_TRIED_ROWS]
-        return _follow(fitted, represent, few, line, chosen_output, batch_size)
+        return _follow(predict, inputs[:_TRIED_ROWS], line, batch_size)
 
     line = _line_of(fitted, number, shape, within, chosen_output, ask)
-    outputs = _follow(fitted, represent, inputs, line, chosen_output, batch_size)
+    outputs = _follow(predict, inputs, line, batch_size)
     if not np.isfinite(outputs).any(1).all():
         raise ValueError("X has rows for which the model gives no finite answer; leave them out.")
 
     if tolerance is None:
-        own = _predict(fitted, represent, inputs, batch_size)[:, chosen_output]
-        tolerance = USUAL_TOLERANCE * float(np.nanstd(own))
+        tolerance = USUAL_TOLERANCE * float(np.nanstd(predict(inputs)))
     breaks = [_find_break(shape, line.positions, outcome) for outcome in outputs]
     sizes = np.array([size for size, _ in breaks])
     broken = np.flatnonzero(sizes > tolerance)
@@ -192,7 +201,7 @@ def check_shape(
     predictions = np.zeros(0)
     if examples.table is not None:
         fed = torch.cat(list(fitted.source(examples.table, batch_size)))
-        predictions = _predict(fitted, represent, fed, batch_size)[:, chosen_output]
+        predictions = predict(fed)
 
     _, bound = clopper_pearson(len(broken), len(sizes), confidence)
     return ShapeCheck(
@@ -216,7 +225,22 @@ def check_shape(
         link=fitted.functions.link,
         one_of_several=len(names) > 1,
         n_within=None if within is None else _count_within(fitted, rows, number, line),
+        scale=scale,
     )
+
+
+def _link_of(scale: str, link: str) -> str | None:
+    """What is applied to the outputs on the scale that was asked for; None for nothing."""
+    require_choice("scale", scale, ("output", "probability"))
+    if scale == "output":
+        return None
+    usable = "softmax" if link == "log_softmax" else link
+    if usable not in ("softmax", "sigmoid", "exp"):
+        raise ValueError(
+            f'scale="probability" needs a model that applies a softmax, a sigmoid or an exponential, but its link is '
+            f"{link!r}; explain a model that ends in one, or leave scale out."
+        )
+    return usable
 
 
 def _count_within(fitted: Fitted, rows: TableLike, number: int, line: _Line) -> int | None:
@@ -413,12 +437,7 @@ def _values_where_steep(
 
 
 def _follow(
-    fitted: Fitted,
-    represent: Represent,
-    rows: Tensor,
-    line: _Line,
-    output: int,
-    batch_size: int,
+    predict: Callable[[Tensor], FloatArray], rows: Tensor, line: _Line, batch_size: int
 ) -> FloatArray:
     """What the model says along every row's line, (rows, values)."""
     n_values = len(line.values)
@@ -426,8 +445,7 @@ def _follow(
     for numbers in torch.split(torch.arange(len(outcomes)), batch_size):
         inputs = rows[numbers // n_values].clone()
         inputs[:, line.columns] = line.inputs[numbers % n_values].to(inputs)
-        answers = _predict(fitted, represent, inputs, batch_size)
-        outcomes[numbers.numpy()] = answers[:, output]
+        outcomes[numbers.numpy()] = predict(inputs)
     return outcomes.reshape(len(rows), n_values)
 
 
