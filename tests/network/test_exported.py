@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import json
+import logging
 import pickle
+import re
 import warnings
 import zipfile
 from pathlib import Path
@@ -683,6 +685,78 @@ def test_a_program_that_calls_more_than_operators_is_not_loaded(
     harmful = rewritten(files["dynamic.pt2"], tmp_path / "call.pt2", "models/model.json", call)
     with pytest.raises(UntrustedError, match=r"'torch\.hub\.load'"):
         load_exported(harmful)
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        # These print, draw or switch for the whole process.
+        *("_print.default", "warn.default", "manual_seed.default", "set_grad_enabled.default"),
+        # These end the process, or worse, where a file names sizes and positions that are not there.
+        *("_reshape_alias.default", "_sparse_coo_tensor_unsafe.default", "segment_reduce.default"),
+        *("max_pool2d_with_indices_backward.default", "_ctc_loss.default"),
+        *("sparse_compressed_tensor.comp_plain_value_size", "_nested_view_from_buffer.default"),
+    ],
+)
+def test_operators_that_no_model_has_are_not_loaded(
+    operator: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    def call(content: bytes) -> bytes:
+        return content.replace(b"aten.relu.default", f"aten.{operator}".encode())
+
+    harmful = rewritten(files["dynamic.pt2"], tmp_path / "call.pt2", "models/model.json", call)
+    with pytest.raises(UntrustedError, match=re.escape(f"'torch.ops.aten.{operator}'")):
+        load_exported(harmful)
+
+
+def test_layers_of_every_kind_are_operators_that_are_loaded(tmp_path: Path) -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(
+                nn.Conv2d(1, 4, 3, padding="same"), nn.BatchNorm2d(4), nn.GELU(), nn.MaxPool2d(2)
+            )
+            self.block = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+            self.head = nn.Sequential(nn.LayerNorm(4), nn.Dropout(), nn.Linear(4, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            maps = nn.functional.interpolate(self.body(x), scale_factor=2.0, mode="bilinear")
+            steps = self.block(maps.flatten(2).transpose(1, 2))
+            result: Tensor = self.head(steps.amax(1))
+            return result
+
+    images = torch.randn(4, 1, 8, 8)
+    net = Layers().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        program = torch.export.export(net, (images,))
+        decomposed = program.run_decompositions()
+    for number, version in enumerate((program, decomposed)):
+        path = tmp_path / f"{number}.pt2"
+        torch.export.save(version, path)
+        torch.testing.assert_close(load_exported(path).module()(images), net(images))
+
+
+def test_a_program_whose_parts_do_not_fit_is_one_clear_error(
+    files: dict[str, Path], rows: Tensor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def rename(content: bytes) -> bytes:
+        program = json.loads(content)
+        program["graph_module"]["module_call_graph"][0]["fqn"] = "elsewhere"
+        return json.dumps(program).encode()
+
+    def misname(content: bytes) -> bytes:
+        program = json.loads(content)
+        program["graph_module"]["graph"]["nodes"][-1]["name"] = 1.5
+        return json.dumps(program).encode()
+
+    path = tmp_path / "bad.pt2"
+    with pytest.raises(ValueError, match=r"parts do not fit each other \(.*elsewhere"):
+        as_module(rewritten(files["dynamic.pt2"], path, "models/model.json", rename), rows)
+    with pytest.raises(ValueError, match=r"bad\.pt2 cannot be read"):
+        as_module(rewritten(files["dynamic.pt2"], path, "models/model.json", misname), rows)
+    # Pages of tracebacks in torch's log would hide the one line.
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_damaged_files_are_one_clear_error(files: dict[str, Path], tmp_path: Path) -> None:

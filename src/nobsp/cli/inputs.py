@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import itertools
 import os
-import pickle
 import re
 import sys
 import zipfile
@@ -114,38 +113,55 @@ def _from_skops(path: Path, *, trust_pickle: bool) -> Any:
         raise ImportError(
             f"{path} is a skops file, which needs skops: pip install skops."
         ) from missing
-    unknown = sorted(set(skops.io.get_untrusted_types(file=path)) - _HARMLESS)
+    with _told_as_unreadable("--model", path):
+        unknown = sorted(set(skops.io.get_untrusted_types(file=path)) - _HARMLESS)
     if unknown and not trust_pickle:
         what = f"objects that could run code when they are loaded: {', '.join(unknown)}"
         raise UsageError(f"--model {path} holds {what}. {_TRUST}.")
-    return skops.io.load(path, trusted=[*unknown, *_HARMLESS])
+    with _told_as_unreadable("--model", path):
+        return skops.io.load(path, trusted=[*unknown, *_HARMLESS])
+
+
+@contextmanager
+def _told_as_unreadable(option: str, path: Path) -> Iterator[None]:
+    """Makes one clear error of the many that a damaged file causes in the library that reads it."""
+    try:
+        yield
+    except Exception as failure:
+        reason = " ".join(f"{type(failure).__name__}: {failure}".split())
+        raise ValueError(f"{option} {path} cannot be read ({reason[:300]}).") from failure
 
 
 def _from_pickle(path: Path, *, trust_pickle: bool) -> Any:
     made_by_torch = zipfile.is_zipfile(path)
-    if made_by_torch and isinstance(_load_torch(path), dict):
+    if made_by_torch and isinstance(_load_tensors(path), dict):
         raise UsageError(f"--model {path} {_WEIGHTS} {path}.")
     if not trust_pickle:
         raise UsageError(
             f"--model {path} {_REASON} it with torch.export.save (networks) or skops.io.dump."
         )
-    return (
-        _load_torch(path, trusted=True)
-        if made_by_torch
-        else importlib.import_module("joblib").load(path)
-    )
+    if made_by_torch:
+        return _load_trusted("--model", path)
+    with _told_as_unreadable("--model", path):
+        return importlib.import_module("joblib").load(path)
 
 
-def _load_torch(path: Path, *, trusted: bool = False) -> Any:
-    """What torch.save wrote; if that is not to be trusted, None where it is more than tensors and containers."""
+def _load_tensors(path: Path) -> Any:
+    """What torch.save wrote, without running anything; None where it is more than tensors and containers."""
     import torch
 
     try:
-        return torch.load(path, map_location="cpu", weights_only=not trusted)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, TypeError, AttributeError):
-        if trusted:
-            raise
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # noqa: BLE001 - torch has many for what it does not take
         return None
+
+
+def _load_trusted(option: str, path: Path) -> Any:
+    """What torch.save wrote, by any code that it names."""
+    import torch
+
+    with _told_as_unreadable(option, path):
+        return torch.load(path, map_location="cpu", weights_only=False)
 
 
 def _from_factory(
@@ -207,7 +223,8 @@ def _load_weights(model: ModelLike, path: Path, *, trust_pickle: bool) -> None:
         raise UsageError(
             f"--weights is for torch modules; the factory made a {type(model).__name__}."
         )
-    if kind_of(path) == "safetensors":
+    kind = kind_of(path)
+    if kind == "safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -216,10 +233,14 @@ def _load_weights(model: ModelLike, path: Path, *, trust_pickle: bool) -> None:
         except SafetensorError as damaged:
             raise ValueError(f"--weights {path} is damaged ({damaged}).") from damaged
     else:
-        state = _load_torch(path)
+        state = _load_tensors(path)
+        if state is None and kind != "pickle":
+            raise ValueError(
+                f"--weights {path} is damaged, or no file of weights: .safetensors, or what torch.save writes."
+            )
         if state is None and not trust_pickle:
             raise UsageError(f"--weights {path} {_REASON} them as safetensors.")
-        state = _load_torch(path, trusted=True) if state is None else state
+        state = _load_trusted("--weights", path) if state is None else state
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]  # as trainers keep it
     try:
@@ -343,10 +364,11 @@ def read_frame(path: Path, *, option: str, texts: Mapping[str, Sequence[Any]] | 
 
     try:
         table = _read_arrow(path)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeDecodeError, OSError) as failure:
-        raise UsageError(
-            f"{option} {path} cannot be read: {' '.join(str(failure).split())}"
-        ) from failure
+        frame = _plain_decimals(table).to_pandas()
+    except (pa.ArrowException, LookupError, TypeError, ValueError, OSError) as failure:
+        # What a file says of its columns is read by pandas, which has many exceptions for it.
+        reason = " ".join(str(failure).split()) or type(failure).__name__
+        raise UsageError(f"{option} {path} cannot be read: {reason}") from failure
 
     for name in table.column_names:
         if table.column_names.count(name) > 1:
@@ -355,7 +377,6 @@ def read_frame(path: Path, *, option: str, texts: Mapping[str, Sequence[Any]] | 
     if table.num_rows == 0:
         raise UsageError(f"{option} {path} has no rows.")
 
-    frame = table.to_pandas()
     if not isinstance(frame.index, pd.RangeIndex):
         frame = frame.reset_index()
 
@@ -374,9 +395,23 @@ def _read_arrow(path: Path) -> Any:
     if path.suffix.lower() in _PARQUET:
         return pyarrow.parquet.read_table(path)
     if path.suffix.lower() in _ARROW:
-        return pyarrow.feather.read_table(path)
+        table = pyarrow.feather.read_table(path)
+        # Offsets are taken as they are written, and wrong ones would end the process.
+        table.validate(full=True)
+        return table
     convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
     return pyarrow.csv.read_csv(path, parse_options=_csv_dialect(path), convert_options=convert)
+
+
+def _plain_decimals(table: Any) -> Any:
+    """A table whose decimals, as databases write them, are numbers."""
+    import pyarrow as pa
+
+    for position, field in enumerate(table.schema):
+        if pa.types.is_decimal(field.type):
+            numbers = table.column(position).cast(pa.float64())
+            table = table.set_column(position, field.name, numbers)
+    return table
 
 
 def _csv_dialect(path: Path) -> Any:

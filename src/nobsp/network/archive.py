@@ -44,9 +44,14 @@ _MOST_SHARED_ELEMENTS = 1 << 20
 _DEEPEST_EXPRESSION = 60
 _LARGEST_POWER = 16
 
-# Namespaces of operators that compute, and the operators in them that touch files.
+# Namespaces of operators that compute.
 _NAMESPACES = ("aten", "prims", "quantized_decomposed", "torchvision")
-_TOUCHES_FILES = ("from_file", "save")
+# Operators in them that touch files or the terminal, or that take sizes and positions on trust and then read or write
+# memory that is not theirs; no model that predicts has one.
+_NEVER_IN_A_MODEL = re.compile(
+    r"from_file|save|_print|_reshape_alias|_?segment_reduce|_?ctc_loss|\w*_backward(_\w+)?|_nested_\w+|fbgemm_\w+"
+    r"|_?sparse_\w*_?tensor\w*"
+)
 _HIGHER_ORDER = (
     "associative_scan",
     "cond",
@@ -431,11 +436,18 @@ def is_operator(target: str) -> bool:
         case ["torch", "ops", "higher_order", name]:
             return name in _HIGHER_ORDER
         case ["torch", "ops", namespace, name, overload]:
-            if namespace not in _NAMESPACES or name in _TOUCHES_FILES:
+            if namespace not in _NAMESPACES or _NEVER_IN_A_MODEL.fullmatch(name):
                 return False
             packet = getattr(getattr(torch.ops, namespace), name, None)
-            return isinstance(getattr(packet, overload, None), torch._ops.OpOverload)
+            is_overload = isinstance(getattr(packet, overload, None), torch._ops.OpOverload)
+            return is_overload and _is_dispatched(namespace, name, overload)
     return False
+
+
+def _is_dispatched(namespace: str, name: str, overload: str) -> bool:
+    """Whether an operator is one of tensors; those of TorchScript alone print, seed and switch gradients off."""
+    ending = "" if overload == "default" else f".{overload}"
+    return bool(torch._C._dispatch_has_kernel(f"{namespace}::{name}{ending}"))
 
 
 def _require_tree(text: str) -> None:

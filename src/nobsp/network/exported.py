@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import threading
 import warnings
@@ -99,9 +100,25 @@ def load_exported(path: str | os.PathLike[str], *, trust_pickle: bool = False) -
 
 def _load_with_torch(source: str | os.PathLike[str] | io.BytesIO) -> ExportedProgram:
     """A program as torch reads it, without its warnings."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _without_log():
         warnings.simplefilter("ignore")
         return torch.export.load(source)
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """Keeps what torch logs of a damaged file, pages of tracebacks, from the terminal: the error says it."""
+    thread = threading.get_ident()
+    log = logging.getLogger("torch.export")
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    log.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_of_others)
 
 
 @contextmanager
@@ -179,7 +196,8 @@ def as_module(
             f"model must be what torch.export.export gives, or its file, found {quote(model)}."
         )
 
-    module = _Rewriter(program).module
+    with _told_as_damaged():
+        module = _Rewriter(program).module
     rows = _example_rows(example)
     # Whole numbers may be codes that a model looks up, or measurements; the model itself gives the answer.
     if not rows.is_floating_point():
@@ -205,7 +223,19 @@ def _load_program(path: str | os.PathLike[str], *, trust_pickle: bool) -> Export
 
 def _unguarded_module(program: ExportedProgram) -> nn.Module:
     """A program's module without its checks of sizes, which are written as Python."""
-    return program.module(check_guards=False)
+    with _told_as_damaged():
+        return program.module(check_guards=False)
+
+
+@contextmanager
+def _told_as_damaged() -> Iterator[None]:
+    """Makes one clear error of those that a program causes whose parts do not fit each other."""
+    try:
+        yield
+    except (AttributeError, LookupError, AssertionError, RuntimeError, TypeError) as failure:
+        raise ValueError(
+            f"model is a program whose parts do not fit each other ({_last_line(failure)}); export it again."
+        ) from failure
 
 
 def _example_rows(example: Any) -> Tensor:
