@@ -57,7 +57,7 @@ class Explainer:
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
         defaults = inspect.signature(type(self).__init__).parameters
-        arguments = [_on_one_line(f"model={self.model!r}")]
+        arguments = [f"model={_short_repr(self.model)}"]
         for name, value in self._options().items():
             if not _is_default(value, defaults[name].default):
                 arguments.append(f"{name}={_on_one_line(repr(value))}")
@@ -103,6 +103,12 @@ def _on_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def _short_repr(model: object) -> str:
+    """A model as it shows itself, or only its kind where that would be a wall of layers."""
+    text = _on_one_line(repr(model))
+    return text if len(text) <= _LONGEST_MODEL else f"{type(model).__name__}(...)"
+
+
 def _is_default(value: object, default: object) -> bool:
     """Whether a parameter was left as it is.
 
@@ -111,6 +117,8 @@ def _is_default(value: object, default: object) -> bool:
     return value is default or (isinstance(value, str | int | float) and value == default)
 
 
+# Characters of a model within the text of its explainer.
+_LONGEST_MODEL = 60
 # The worst first.
 SEVERITIES = ("error", "warning", "note")
 

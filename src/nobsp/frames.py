@@ -63,10 +63,10 @@ def _require_columns(names: Sequence[str], *, argument: str, columns: Sequence[s
     if missing:
         problems.append(f"lacks {join_names(missing, _MOST_LISTED)}")
     if unexpected:
-        problems.append(f"has the unexpected {join_names(unexpected, _MOST_LISTED)}")
+        problems.append(f"has unexpected {join_names(unexpected, _MOST_LISTED)}")
 
     raise ValueError(
-        f"{argument} {' and '.join(problems)}; expected are {join_names(columns, _MOST_LISTED)}."
+        f"{argument} {' and '.join(problems)}; expected columns are {join_names(columns, _MOST_LISTED)}."
         f"{_renaming_hint(missing, unexpected)}"
     )
 

@@ -391,3 +391,11 @@ def test_codes_of_categories_are_no_tokens(way: str) -> None:
         assert len(explainer.functions_.feature_names) == 3
         again = pickle.loads(pickle.dumps(explainer))  # noqa: S301 - our own bytes
         assert_same_to_rounding(again(rows).values, explainer(rows).values)
+
+
+@pytest.mark.parametrize("rows", [NUMBERS, [NUMBERS, CODES], NUMBERS.numpy()])
+def test_rows_of_one_input_for_a_model_of_two_are_refused_with_what_to_pass(rows: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"takes 2 inputs \(x_num, x_cat\).*a tuple \(x_num, x_cat\)"
+    ):
+        NObSP(TwoInputs()).fit(rows)

@@ -218,10 +218,10 @@ def test_columns_are_matched_by_name(frame_of: Frames) -> None:
 def test_other_columns_are_listed_with_close_matches(frame_of: Frames) -> None:
     X = frame_of({"agee": [1.0], "job": [2.0]})
     with pytest.raises(
-        ValueError, match=r"lacks 'age' and has the unexpected 'agee'.*'agee' to 'age'\?"
+        ValueError, match=r"lacks 'age' and has unexpected 'agee'.*'agee' to 'age'\?"
     ):
         batches_of(X, batch_size=1, columns=["age", "job"])
-    with pytest.raises(ValueError, match="X has the unexpected 'job'; expected are 'agee'"):
+    with pytest.raises(ValueError, match="X has unexpected 'job'; expected columns are 'agee'"):
         batches_of(X, batch_size=1, columns=["agee"])
 
 

@@ -120,11 +120,14 @@ def test_a_shard_in_other_column_order_is_matched_to_the_first(net, table, kind)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda t: t.drop(columns="age"), "X lacks 'age'; expected are 'age', 'income', 'height'"),
-        (lambda t: t.assign(label=1.0), "X has the unexpected 'label'"),
+        (
+            lambda t: t.drop(columns="age"),
+            "X lacks 'age'; expected columns are 'age', 'income', 'height'",
+        ),
+        (lambda t: t.assign(label=1.0), "X has unexpected 'label'"),
         (
             lambda t: t.rename(columns={"income": "incme"}),
-            "lacks 'income' and has the unexpected 'incme'.*'incme' to",
+            "lacks 'income' and has unexpected 'incme'.*'incme' to",
         ),
     ],
 )

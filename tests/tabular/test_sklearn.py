@@ -410,7 +410,7 @@ def test_words_where_numbers_stood_are_an_error(explainer):
 def test_other_columns_are_named(explainer, pipeline, people):
     with pytest.raises(ValueError, match="X lacks 'unused'"):
         NObSP(pipeline).fit(people.drop(columns="unused"))
-    with pytest.raises(ValueError, match="X has the unexpected 'label'"):
+    with pytest.raises(ValueError, match="X has unexpected 'label'"):
         explainer(people.assign(label=1))
 
 
@@ -496,6 +496,8 @@ def test_repr_shows_what_was_changed(plain):
     assert repr(NObSP(plain, ridge=0.5)).startswith("NObSP(model=Sequential(")
     assert "ridge=0.5" in repr(NObSP(plain, ridge=0.5))
     assert "baseline" not in repr(NObSP(plain, ridge=0.5))
+    # A model of many layers would hide everything else.
+    assert len(repr(NObSP(nn.Sequential(*[nn.Linear(3, 3) for _ in range(50)])))) < 60
 
 
 def test_fit_returns_the_explainer_and_fit_again_replaces(plain):

@@ -182,6 +182,8 @@ def _adapt_module(model: nn.Module, X: TableLike, layout: Mapping[str, Any] | No
         few = {name: part[:_PROBED] for name, part in dict(parts).items()}
         return _packed(module, packing, packing.matrix(few))
 
+    if X is not None:
+        _require_one_input(unwrap(model))
     coded = None
     if X is not None and not isinstance(X, Tensor):
         coded = Coded.of(X, missing=False, text=False, shares_unseen=True)
@@ -514,6 +516,18 @@ def _parameters(module: nn.Module) -> list[inspect.Parameter]:
     """What a model takes by position."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
     return [p for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds]
+
+
+def _require_one_input(module: nn.Module) -> None:
+    """An error for a model of several inputs that was given the rows of one."""
+    required = [p.name for p in _parameters(module) if p.default is p.empty]
+    if len(required) > 1:
+        in_order = ", ".join(required)
+        by_name = ", ".join(f'"{name}": {name}' for name in required)
+        raise TypeError(
+            f"the model takes {len(required)} inputs ({in_order}), but X holds one; "
+            f"pass all of them together: a tuple ({in_order}) or a dict {{{by_name}}}."
+        )
 
 
 def _known(module: nn.Module, parts: Mapping[str, Any]) -> Mapping[str, Any]:

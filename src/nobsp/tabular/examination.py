@@ -231,7 +231,7 @@ def _idle_findings(
     for feature, positions in enumerate(terms_with(terms, len(setting.names))):
         name = setting.names[feature]
         if not setting.domains[feature].columns:
-            message = "The preprocessing makes nothing of it (dropped or constant), so it contributes nothing."
+            message = "The preprocessing drops it or makes it constant, so it contributes nothing."
             findings.append(Finding("note", "unused", name, message))
         elif float(spread[positions].max()) <= least:
             message = "No term that contains it varies: its column is constant, or the network does not use it."

@@ -172,7 +172,9 @@ class Explanation:
             raise ValueError("this account is one of probabilities already.")
         if chosen not in ("softmax", "sigmoid", "exp"):
             raise ValueError(
-                f"the model's link is {chosen!r}; pass the one you apply: 'softmax', 'sigmoid' or 'exp'."
+                f"the model's outputs are explained as they are (link {chosen!r}). If they are probabilities already, "
+                "as those of forests are, this account is in probabilities; "
+                "if you apply a link to them, name it: link='softmax', 'sigmoid' or 'exp'."
             )
 
         n_classes = len(getattr(self.explainer, "output_names", self.output_names))
