@@ -125,16 +125,27 @@ SEVERITIES = ("error", "warning", "note")
 
 @dataclass(frozen=True)
 class Finding:
-    """Something worth knowing."""
+    """Something worth knowing about a result: what it is, what it concerns, and what to do.
 
-    # "error" for what must not be believed, "warning" for what makes numbers doubtful, "note" for
-    # what limits what they say.
+    Attributes:
+        severity: "error" for what must not be believed, "warning" for what makes numbers doubtful, "note" for
+            what limits what they say.
+        code: A name for the kind of finding that does not change with its wording; the page on troubleshooting
+            explains each.
+        subject: The term or output it concerns; empty for the calibration as a whole.
+        message: What was found and what to do.
+
+    Example:
+        >>> import nobsp
+        >>> import torch
+        >>> health = nobsp.NObSP(torch.nn.Linear(2, 1)).fit(torch.randn(8, 2)).health()
+        >>> [finding.code for finding in health.findings if finding.severity == "warning"]
+        ['few_rows']
+    """
+
     severity: str
-    # A name for the kind of finding that does not change with its wording.
     code: str
-    # The term or output it concerns; empty for the calibration as a whole.
     subject: str
-    # What was found and what to do.
     message: str
 
 
