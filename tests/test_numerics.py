@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from nobsp.numerics import as_numpy, evenly_spaced, gauss_legendre, r_squared
+from nobsp.arguments import as_numpy
+from nobsp.numerics import evenly_spaced, gauss_legendre
+from nobsp.tabular.health import r_squared
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 1), (7, 3), (1000, 17), (4, 10)])

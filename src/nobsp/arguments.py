@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike
-from nobsp.numerics import as_numpy
 
 # The largest whole number that batches of whole numbers can hold; larger ones would turn negative.
 LARGEST_INTEGER = 2**63 - 1
@@ -154,6 +153,21 @@ def numbers_of(values: ArrayLike, *, name: str, dtype: Any = np.float64) -> AnyA
         return np.asarray(array, dtype=dtype if array.dtype.kind != "O" else np.float64)
     except (TypeError, ValueError, OverflowError) as failure:
         raise TypeError(f"{name} must be real numbers, found {quote(values)}.") from failure
+
+
+def as_numpy(values: ArrayLike) -> AnyArray:
+    """An array from anything numpy understands, or from a tensor on any device.
+
+    Tensors are recognised by a method of theirs, so that torch need not be imported.
+    """
+    if not hasattr(values, "detach"):
+        return np.asarray(values)
+
+    tensor = values.detach().cpu()
+    if "bfloat16" in str(tensor.dtype) or "float8" in str(tensor.dtype):
+        # numpy has no such types.
+        tensor = tensor.float()
+    return np.asarray(tensor)
 
 
 def array_of(values: ArrayLike, *, name: str) -> AnyArray:

@@ -15,8 +15,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 
 from nobsp import NObSP
-from nobsp.models.coded import Coded
-from nobsp.models.unseen import current_unseen_levels, unseen_levels
+from nobsp.models.coded import Coded, current_unseen_levels, unseen_levels
 from tests.tolerances import assert_same_to_rounding
 
 # Towns that nobody has seen are explained worse than those of the calibration, and this is told.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from nobsp import NObSP
 from nobsp.tabular import calibration
+from nobsp.tabular.calibration import Terms
 from nobsp.tabular.correction import (
     ALPHAS,
     Regression,
@@ -25,7 +26,6 @@ from nobsp.tabular.correction import (
     judge_around,
     level_strengths,
 )
-from nobsp.tabular.estimate import Terms
 from nobsp.tabular.grids import FULL, MAIN_ROWS
 from tests.tabular.nets import Net, additive, net, table
 from tests.tabular.oracles import Background, points_of, share_explained

@@ -31,9 +31,8 @@ from nobsp.comparison.result import Comparison, Estimates
 from nobsp.comparison.sampling import Sampled, draw, gap_draws, gap_of, threefold
 from nobsp.comparison.stacks import Stacks, common_terms
 from nobsp.comparison.trainings import Accounts, accounts_of, average, require_trainings
-from nobsp.numerics import r_squared
 from nobsp.tabular.explanation import Explanation
-from nobsp.tabular.health import outside_finding
+from nobsp.tabular.health import outside_finding, r_squared
 from nobsp.tabular.indexing import term_name
 
 # Below this share of the difference of two models' predictions, that terms explain little is the headline.

@@ -14,7 +14,7 @@ from nobsp.metrics.arrays import (
     require_same_shape,
     undefined,
 )
-from nobsp.numerics import r_squared
+from nobsp.tabular.health import r_squared
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nobsp._typing import ModelLike, TableLike
+from nobsp.arguments import as_numpy
 from nobsp.frames import match_columns
 from nobsp.models.coded import Coded, Runs, linear
 from nobsp.network.adapted import Adapted, MixedColumnsError, grouping_rows
 from nobsp.network.guest import DispatchMode, device_and_dtype, evaluation_mode, unwrap
-from nobsp.numerics import as_numpy
 
 _OPENED = "nobsp.as_module(model, rows)"
 # Rows that show whether an input is looked up as token ids are, and of which kinds that may be.

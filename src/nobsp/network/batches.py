@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import chain
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import narwhals as nw
 import numpy as np
@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from nobsp._typing import TableLike
 from nobsp.arguments import (
+    as_numpy,
     join_names,
     refuse_overflow,
     refuse_unreadable,
@@ -30,7 +31,9 @@ from nobsp.arguments import (
     require_whole_number,
 )
 from nobsp.frames import match_columns
-from nobsp.numerics import as_numpy
+
+if TYPE_CHECKING:
+    from nobsp.network.adapted import Adapted
 
 Encode = Callable[[Any], "np.ndarray[Any, Any]"]
 
@@ -109,6 +112,32 @@ def batches_of(
         columns=begun.shape[1],
         pairs=read,
     )
+
+
+def rows_like(
+    X: TableLike,
+    adapted: Adapted,
+    *,
+    columns: Sequence[str] | None,
+    width: int,
+    batch_size: int,
+    argument: str = "X",
+    strict: bool = True,
+) -> Source:
+    """Rows in batches, with the columns that were calibrated on."""
+    source = batches_of(
+        X if adapted.pack is None else adapted.pack(X),
+        batch_size=batch_size,
+        encode=adapted.encode,
+        columns=columns,
+        argument=argument,
+        strict=strict,
+    )
+    if source.columns != width:
+        raise ValueError(
+            f"{argument} has {source.columns} columns but the explainer was calibrated on {width}."
+        )
+    return source
 
 
 def _is_nested_list(X: TableLike) -> bool:

@@ -12,13 +12,13 @@ import numpy as np
 from nobsp._typing import AnyArray, ArrayLike, AxesLike, ImagesLike
 from nobsp.arguments import (
     array_of,
+    as_numpy,
     names_of,
     percent,
     require_choice,
     require_number,
     require_whole_number,
 )
-from nobsp.numerics import as_numpy
 from nobsp.plots import _axes
 from nobsp.plots._axes import NORMAL, SMALL, Axes, bare, get_axes, get_panels, tidy
 from nobsp.plots._lookup import Array

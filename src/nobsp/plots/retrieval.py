@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from nobsp._typing import AnyArray, AxesLike, TableLike
-from nobsp.arguments import array_of, percent, quote, require_whole_number, suggest
+from nobsp.arguments import array_of, as_numpy, percent, quote, require_whole_number, suggest
 from nobsp.frames import frame_of
-from nobsp.numerics import as_numpy
 from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import NORMAL, SMALL, Axes, as_axes, bare, get_panels, new_figure
 from nobsp.plots._lookup import Array

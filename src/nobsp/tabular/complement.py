@@ -31,8 +31,8 @@ from nobsp.published import (
     split_plan,
 )
 from nobsp.published.sums import Parts
+from nobsp.tabular.calibration import Batch, Estimate, decide_estimate, make_functions
 from nobsp.tabular.correction import share_explained
-from nobsp.tabular.estimate import Batch, Estimate, decide_estimate, make_functions
 from nobsp.tabular.examination import feature_findings, share_findings
 from nobsp.tabular.features import Points
 from nobsp.tabular.functions import Bands

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from nobsp.network.inputs import Subset
-from nobsp.numerics import r_squared
 from nobsp.tabular.features import Domain
 from nobsp.tabular.grids import DIRECT_ROWS
+from nobsp.tabular.health import r_squared
 from nobsp.tabular.lookup import TermTable
 from nobsp.tabular.setting import FOLDS, Sample, deal_folds
 from nobsp.tabular.tables import DirectPiece, DirectTerm, Piece, TablePiece

@@ -11,8 +11,8 @@ import numpy as np
 from nobsp._typing import AnyArray, FloatArray, ModelLike, TableLike
 from nobsp.arguments import require_number
 from nobsp.base import Finding, sort_findings
-from nobsp.numerics import evenly_spaced, r_squared
-from nobsp.tabular.health import Health
+from nobsp.numerics import evenly_spaced
+from nobsp.tabular.health import Health, r_squared
 from nobsp.tabular.heights import Ridge, add_tables, blocks_of, relative_penalties
 from nobsp.tabular.indexing import output_position
 from nobsp.tabular.lookup import (
@@ -24,7 +24,7 @@ from nobsp.tabular.lookup import (
     read_columns,
     read_tables,
 )
-from nobsp.tabular.outputs import outputs_of
+from nobsp.tabular.predicting import outputs_of
 from nobsp.tabular.shaping import bounded, level_beyond, read_flat, replaced, rising, smooth
 
 if TYPE_CHECKING:

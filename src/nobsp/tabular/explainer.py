@@ -23,20 +23,19 @@ from nobsp.calibration import Engine, Run, choose_engine
 from nobsp.calibration.ray import RayRun
 from nobsp.deprecation import warn_renamed
 from nobsp.models import adapt
-from nobsp.models.unseen import unseen_levels
 from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
 from nobsp.network.guest import checked_device, keeps_torch_modes
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.serialization import damage_in_words
 from nobsp.tabular import files
-from nobsp.tabular.dependence import suggest_features
-from nobsp.tabular.estimate import Method
+from nobsp.tabular.calibration import Method
+from nobsp.tabular.examination import suggest_features
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.features import input_values
 from nobsp.tabular.fewest import FewestFeatures, fewest_features
 from nobsp.tabular.files import CHECKPOINTED
-from nobsp.tabular.fitted import Fitted, method_of, removal_effects, stand_ins
+from nobsp.tabular.fitted import METHODS, Fitted, removal_effects, stand_ins
 from nobsp.tabular.functions import Functions, function_of, measure_bands
 from nobsp.tabular.health import (
     ExplainedWorseWarning,
@@ -171,7 +170,7 @@ class NObSP(Explainer):
         with choose_engine(engine, X).start(CHECKPOINTED) as run:
             # In here, so that other processes learn of an error.
             options = Options.of(self.get_params(deep=False))
-            method = method_of(options.reference)
+            method = METHODS[options.reference]
             known = None if like is None else _calibration_like(like, options)
             _require_one_process(run, method, sample_weight=sample_weight, groups=groups)
 
@@ -422,7 +421,7 @@ class NObSP(Explainer):
         fitted = self._fitted
         require_whole_number("values", values, least=2)
         effects = []
-        with unseen_levels(), running_on(fitted.readout, self.device) as represent:
+        with fitted.unseen_levels(), running_on(fitted.readout, self.device) as represent:
             replaced = stand_ins(fitted, int(values), background, batch_size=int(self.batch_size))
             source = fitted.source(X, int(self.batch_size))
             for batch in with_progress(
@@ -493,7 +492,7 @@ class NObSP(Explainer):
             1.0
         """
         fitted = self._fitted
-        with unseen_levels(), running_on(fitted.readout, self.device) as represent:
+        with fitted.unseen_levels(), running_on(fitted.readout, self.device) as represent:
             return check_shape(
                 fitted,
                 represent,

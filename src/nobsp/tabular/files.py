@@ -17,9 +17,9 @@ from nobsp.network.inputs import Features, LevelCounts, Summary
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.projection import Ridge
 from nobsp.published import Accumulator, Isolation, Plan, Published, Solution
-from nobsp.tabular.estimate import Estimate
+from nobsp.tabular.calibration import Estimate
 from nobsp.tabular.features import Columns, Seen, input_values
-from nobsp.tabular.fitted import Fitted, method_of
+from nobsp.tabular.fitted import METHODS, Fitted
 from nobsp.tabular.functions import CLASSES
 from nobsp.tabular.setting import find_readout, plain
 from nobsp.tabular.tables import DirectTerm
@@ -81,7 +81,7 @@ def save(
     summary = fitted.summary
     columns = fitted.columns
     if not rows:
-        estimate = method_of(estimate.reference).without_rows(estimate)
+        estimate = METHODS[estimate.reference].without_rows(estimate)
         summary = replace(summary, pieces=[])
         columns = replace(
             columns, seen=tuple(replace(column, quantiles=np.zeros(0)) for column in columns.seen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,19 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp._typing import AnyArray, TableLike
-from nobsp.models.unseen import unseen_levels
+from nobsp.models.coded import unseen_levels
 from nobsp.network.adapted import Adapted
-from nobsp.network.batches import Source, progress_bar
+from nobsp.network.batches import Source, progress_bar, rows_like
 from nobsp.network.inputs import MOST_LEVELS, Subset, Summary, distinct
 from nobsp.network.readout import Readout, Represent, as_model_takes
-from nobsp.tabular.calibration import FittedTogether
+from nobsp.tabular.calibration import Batch, Estimate, FittedTogether, Method
 from nobsp.tabular.complement import AsPublished, published_of
-from nobsp.tabular.estimate import Batch, Estimate, Method
 from nobsp.tabular.features import Columns, input_values
 from nobsp.tabular.functions import Functions
 from nobsp.tabular.grids import Tabulator
 from nobsp.tabular.lookup import level_axes, read_columns, read_tables
-from nobsp.tabular.setting import rows_like
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +57,7 @@ class Fitted:
     @property
     def method(self) -> Method:
         """How the functions were estimated."""
-        return method_of(self.estimate.reference)
+        return METHODS[self.estimate.reference]
 
     def has_table(self, term: Subset) -> bool:
         """Whether a term's function is its table."""
@@ -84,12 +82,16 @@ class Fitted:
         return rows_like(
             X,
             self.adapted,
-            self.columns,
-            self.summary.mean.numel(),
-            batch_size,
+            columns=self.columns.names,
+            width=self.summary.mean.numel(),
+            batch_size=batch_size,
             argument=argument,
             strict=strict,
         )
+
+    def unseen_levels(self) -> AbstractContextManager[object]:
+        """Codes for levels that calibration did not see, until the block ends; only encoders meet any."""
+        return nullcontext() if self.adapted.encode is None else unseen_levels()
 
     def explain(
         self,
@@ -101,7 +103,7 @@ class Fitted:
         values: bool = True,
     ) -> Iterator[Account]:
         """The account of every batch; rows that cannot be read whole as far as they can, flagged in `outside`."""
-        with unseen_levels():
+        with self.unseen_levels():
             source = self.source(X, batch_size, strict=False)
         batches = source.pairs()
         has_finite = torch.zeros(source.columns, dtype=torch.bool)
@@ -112,7 +114,7 @@ class Fitted:
         ) as bar:
             while True:
                 # Codes of unseen levels hold for the batch that they are in.
-                with unseen_levels():
+                with self.unseen_levels():
                     rows, native = next(batches, (None, None))
                     if rows is None:
                         break
@@ -310,12 +312,8 @@ def _halves(chosen: Tensor, doubtful: Tensor) -> Sequence[Tensor]:
     return chosen.chunk(2)
 
 
-_METHODS: dict[str, Method] = {"terms": FittedTogether(), "complement": AsPublished()}
-
-
-def method_of(reference: str) -> Method:
-    """The method that the option `reference` names."""
-    return _METHODS[reference]
+# By the option `reference`.
+METHODS: dict[str, Method] = {"terms": FittedTogether(), "complement": AsPublished()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,12 +49,12 @@ from nobsp.tabular.lookup import (
     read_tables,
     value_rows,
 )
-from nobsp.tabular.outputs import outputs_of
 from nobsp.tabular.predicting import (
     check_classes,
     classes_of,
     decide,
     has_probabilities,
+    outputs_of,
     predict,
     predict_proba,
     require_shares,

@@ -15,7 +15,6 @@ from nobsp import notebook
 from nobsp._typing import AnyArray, FloatArray
 from nobsp.arguments import require_choice
 from nobsp.base import Finding, describe_findings, is_healthy
-from nobsp.numerics import r_squared
 
 # Differences between the two held-out R² that would not show with three decimals are not written.
 _SMALLEST_DIFFERENCE = 0.0005
@@ -169,12 +168,37 @@ WORTH_TELLING = 0.05
 STANDARD_ERRORS = 2.0
 # Share of the rows that lie outside or far from what was calibrated, above which it is a warning; below, a note.
 MANY_ROWS = 0.05
+# An output whose spread is below this share of its size is constant up to the rounding of a forward pass.
+_CONSTANT = 1e-12
 # Features with values outside what was calibrated that are named; the others are counted.
 MOST_NAMED = 5
 
 
 class ExplainedWorseWarning(UserWarning):
     """Rows are explained clearly worse than the headline says."""
+
+
+def r_squared(
+    residuals: FloatArray, outputs: FloatArray, weights: FloatArray | None = None
+) -> FloatArray:
+    """Share of each column's variance that residuals leave explained, rows weighted where weights are given.
+
+    Nan where it is constant up to rounding.
+
+    Example:
+        >>> r_squared(np.array([[0.0], [0.0]]), np.array([[1.0], [2.0]])).tolist()
+        [1.0]
+    """
+    if len(outputs) == 0:
+        return np.full(outputs.shape[1], np.nan)
+
+    centred = outputs - np.average(outputs, axis=0, weights=weights)
+    total = np.average(centred**2, axis=0, weights=weights)
+    varies = total > (_CONSTANT * np.abs(outputs).max(axis=0)) ** 2
+    unexplained = np.average(residuals**2, axis=0, weights=weights)
+
+    explained = 1.0 - unexplained / np.where(varies, total, 1.0)
+    return np.where(varies, explained, np.nan)
 
 
 def share_on_rows(predictions: FloatArray, residual: FloatArray) -> FloatArray:

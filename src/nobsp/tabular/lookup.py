@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, Frame, TableLike
-from nobsp.arguments import refuse_unreadable, suggest
+from nobsp.arguments import as_numpy, refuse_unreadable, suggest
 from nobsp.frames import frame_of, is_missing, match_columns
-from nobsp.numerics import as_numpy
 
 if TYPE_CHECKING:
     from nobsp.tabular.functions import Functions

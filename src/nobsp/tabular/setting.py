@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, ModelLike, TableLike
 from nobsp.arguments import (
+    as_numpy,
     names_of,
     number_outputs,
     numbers_of,
@@ -37,11 +38,11 @@ from nobsp.calibration.ray import RayRows, RayRun, first_batch
 from nobsp.frames import frame_of, is_missing, take_rows
 from nobsp.models import adapt
 from nobsp.network.adapted import Adapted, grouping_rows, join_grouping_rows
-from nobsp.network.batches import NoRowsError, Source, batches_of
+from nobsp.network.batches import NoRowsError, Source, batches_of, rows_like
 from nobsp.network.guest import checked_device
 from nobsp.network.inputs import SAMPLE_ROWS, Subset, Summary, needs_data, resolve_baseline
 from nobsp.network.readout import PROBE_ROWS, Network, Readout, Represent, as_model_takes
-from nobsp.numerics import as_numpy, evenly_spaced
+from nobsp.numerics import evenly_spaced
 from nobsp.projection import Ridge
 from nobsp.tabular.features import (
     Columns,
@@ -336,9 +337,9 @@ class Setting(Problem):
         source = rows_like(
             wanted,
             self.adapted,
-            self.columns,
-            self.summary.mean.numel(),
-            self.options.batch_size,
+            columns=self.columns.names,
+            width=self.summary.mean.numel(),
+            batch_size=self.options.batch_size,
             argument="background",
         )
         rows = torch.cat([batch.double() for batch in source])
@@ -770,32 +771,6 @@ def require_passes(run: Run, rows: Rows, count: int) -> None:
         raise ValueError(
             "checkpoint needs a calibration in one pass; give the engine more memory, or no checkpoint."
         )
-
-
-def rows_like(
-    X: TableLike,
-    adapted: Adapted,
-    columns: Columns,
-    width: int,
-    batch_size: int,
-    *,
-    argument: str = "X",
-    strict: bool = True,
-) -> Source:
-    """Rows in batches, with the columns that were calibrated on."""
-    source = batches_of(
-        X if adapted.pack is None else adapted.pack(X),
-        batch_size=batch_size,
-        encode=adapted.encode,
-        columns=columns.names,
-        argument=argument,
-        strict=strict,
-    )
-    if source.columns != width:
-        raise ValueError(
-            f"{argument} has {source.columns} columns but the explainer was calibrated on {width}."
-        )
-    return source
 
 
 # ---------------------------------------------------------------------- the rows in memory

@@ -13,9 +13,10 @@ from nobsp._typing import AnyArray, BoolArray, FloatArray
 from nobsp.arguments import require_number, require_whole_number
 from nobsp.base import Finding
 from nobsp.frames import is_missing
-from nobsp.numerics import evenly_spaced, r_squared
+from nobsp.numerics import evenly_spaced
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions
+from nobsp.tabular.health import r_squared
 from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import read_columns
 
