@@ -252,7 +252,8 @@ def fit_correction(regression: Regression, alphas: Tensor) -> Correction:
 
 def solve_ridge(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
     """(G + λI)⁻¹ c; the least-norm solution where λ is too small to make it definite."""
-    system = gram + ridge * torch.eye(len(gram), dtype=gram.dtype)
+    system = gram.clone()
+    system.diagonal().add_(ridge)
     factor, failed = torch.linalg.cholesky_ex(system)
     if not int(failed):
         return torch.cholesky_solve(cross, factor)
@@ -313,30 +314,63 @@ def solve_terms(
     ridge: float | None,
     trial: Trial | None = None,
     likely: Collection[int] | None = None,
-) -> Fit | None:
+) -> Fit:
     """Chooses the strength, and which terms on trial pay, on rows held out; fits the correction on all rows.
 
     `likely` are positions of strengths around which the best is looked for; a trial finds its own.
-    None where a trial with limited patience finds no term that pays.
     """
     candidates = _Candidates.of(sample, pieces, domains, ridge=ridge)
     if trial is None:
         return candidates.fit(range(len(pieces)), likely)
 
-    position = {piece.term: number for number, piece in enumerate(pieces)}
-    on_trial = [position[term] for term in trial.terms]
-    certain = [number for number in range(len(pieces)) if number not in on_trial]
+    certain, on_trial = _part_terms(pieces, trial)
     verdict = candidates.try_terms(certain, on_trial, trial)
     paying = on_trial[: verdict.n_paying]
-    if trial.patience is not None and not paying:
-        return None
-
     fit = candidates.fit([*certain, *paying], verdict.likely)
     worth_keeping = fit.worth_keeping()
     worth = [number for number in paying if pieces[number].term in worth_keeping]
     if len(worth) == len(paying):
         return fit
     return candidates.fit([*certain, *worth], fit.likely)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a trial left, before it is fitted with all folds."""
+
+    paying: set[Subset]  # terms on trial that pay, and vary enough to be shown
+    worth_keeping: set[Subset]  # all terms that do
+    likely: set[int] | None  # positions of the strengths that were best
+
+
+def try_terms(
+    sample: Sample,
+    pieces: Sequence[Piece],
+    domains: Sequence[Domain],
+    *,
+    ridge: float | None,
+    trial: Trial,
+) -> Tried:
+    """Which terms on trial pay on rows held out, without a fit of those that stay."""
+    candidates = _Candidates.of(sample, pieces, domains, ridge=ridge)
+    certain, on_trial = _part_terms(pieces, trial)
+    verdict = candidates.try_terms(certain, on_trial, trial)
+    tried = [*certain, *on_trial[: verdict.n_paying]]
+    sizes = candidates.sizes(tried, verdict.alphas)
+    large = [number for number, size in zip(tried, sizes, strict=True) if size >= WORTH_FITTING]
+    return Tried(
+        paying={pieces[number].term for number in large if number in on_trial},
+        worth_keeping={pieces[number].term for number in large},
+        likely=verdict.likely,
+    )
+
+
+def _part_terms(pieces: Sequence[Piece], trial: Trial) -> tuple[list[int], list[int]]:
+    """Positions of the pieces that are not on trial, and of those that are, in the order of the trial."""
+    position = {piece.term: number for number, piece in enumerate(pieces)}
+    on_trial = [position[term] for term in trial.terms]
+    certain = [number for number in range(len(pieces)) if number not in on_trial]
+    return certain, on_trial
 
 
 @dataclass(frozen=True, eq=False)
@@ -408,11 +442,24 @@ class _Candidates:
             held_out=held_out,
         )
 
+    def sizes(self, chosen: Sequence[int], alphas: Tensor | None) -> list[float]:
+        """Spread of some of the pieces fitted together at given strengths, as a share of the outputs'."""
+        if alphas is None:
+            return [float("inf")] * len(chosen)
+        correction = fit_correction(self.regression_of(chosen), alphas)
+        deltas = torch.split(correction.delta, [self.pieces[number].rank for number in chosen])
+        sizes = []
+        for number, delta in zip(chosen, deltas, strict=True):
+            representation, prior = self.parts[number]
+            values = prior + representation @ delta
+            sizes.append(float((values.std(0, correction=0) / self.sample.spread).max()))
+        return sizes
+
     def try_terms(self, certain: Sequence[int], on_trial: Sequence[int], trial: Trial) -> _Verdict:
         """How many of the pieces on trial pay on rows held out; all where there are too few rows to tell."""
         n_rows = len(self.sample)
         if not on_trial or n_rows < 2 * FOLDS:
-            return _Verdict(n_paying=len(on_trial), likely=None)
+            return _Verdict(n_paying=len(on_trial))
 
         # Fewer folds than usual where most rows are copies of others.
         n_folds = len(self.regression.products)
@@ -421,14 +468,14 @@ class _Candidates:
         strengths = trial.strengths or self.alphas[::2]
 
         costs: dict[int, float] = {}
-        best: dict[int, set[float]] = {}
+        best: dict[int, list[float]] = {}
         for count in _ladder(len(on_trial)):
             regression = self.regression_of([*certain, *on_trial[:count]])
             errors = judge(regression, strengths, folds=folds).errors.sum(0)
             least = errors.amin(0) / (variance * n_rows)
             unexplained = float(least.mean()) * n_folds / len(folds)
             costs[count] = trial.cost(unexplained, count)
-            best[count] = {strengths[int(position)] for position in errors.argmin(0)}
+            best[count] = [strengths[int(position)] for position in errors.argmin(0)]
 
             nothing_pays = min(costs, key=costs.__getitem__) == 0
             gives_up = trial.patience is not None and len(costs) > trial.patience
@@ -436,16 +483,20 @@ class _Candidates:
                 break
 
         count = min(costs, key=costs.__getitem__)
-        return _Verdict(count, likely={self.alphas.index(strength) for strength in best[count]})
+        return _Verdict(
+            count,
+            likely={self.alphas.index(strength) for strength in best[count]},
+            alphas=torch.tensor(best[count], dtype=torch.float64),
+        )
 
 
 class _Verdict(NamedTuple):
     """What a trial tells."""
 
     n_paying: int  # how many of the terms pay, the first of them
-    likely: (
-        set[int] | None
-    )  # positions of the strengths that were best with these; None where none was tried
+    # positions of the strengths that were best with these; None where none was tried
+    likely: set[int] | None = None
+    alphas: Tensor | None = None  # the same strengths, one per output
 
 
 def _limit_rows(sample: Sample, pieces: Sequence[Piece], generator: np.random.Generator) -> Sample:

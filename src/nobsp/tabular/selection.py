@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nobsp.network.inputs import Subset
-from nobsp.tabular.correction import Fit, Trial, solve_terms
+from nobsp.tabular.correction import Fit, Trial, Tried, solve_terms, try_terms
 from nobsp.tabular.features import Domain
 from nobsp.tabular.grids import (
     DIRECT_BACKGROUND,
@@ -429,9 +429,13 @@ class Selection:
         worth = worth_of(before.tables.domains)
         on_trial = self._tables_with_triples(before, likely)
         trial = trial_of(on_trial.triples, worth, before.fit)
-        tried = self.attempt(on_trial, trial)
-        if tried is None:
-            return before
+        tried = try_terms(
+            self.tabulation.sample,
+            self._pieces(on_trial),
+            on_trial.domains,
+            ridge=self.ridge,
+            trial=trial,
+        )
         tables = _paying_tables(on_trial, tried, before.terms)
         if not tables.triples:
             return before
@@ -459,19 +463,17 @@ class Selection:
         likely: Collection[int] | None = None,
     ) -> Fit:
         """The regression of all tables, and of named terms that have none."""
-        fit = self.attempt(tables, trial, named=named, likely=likely)
-        assert fit is not None  # only a trial with limited patience gives none
-        return fit
+        return solve_terms(
+            self.tabulation.sample,
+            self._pieces(tables, named),
+            tables.domains,
+            ridge=self.ridge,
+            trial=trial,
+            likely=likely,
+        )
 
-    def attempt(
-        self,
-        tables: Tables,
-        trial: Trial | None,
-        *,
-        named: Sequence[Subset] = (),
-        likely: Collection[int] | None = None,
-    ) -> Fit | None:
-        """The same; None where no term on trial pays and the trial's patience is limited."""
+    def _pieces(self, tables: Tables, named: Sequence[Subset] = ()) -> list[Piece]:
+        """What the regression is made of: the tables, and the rows of named terms that have none."""
         self.tabulation.meter.reserved = 0
         singles, grids = tables.pieces()
         pieces = [self._single_piece(k, tables, singles) for k in range(len(tables.domains))]
@@ -480,12 +482,7 @@ class Selection:
         tabulated = {piece.term for piece in grids}
         without_table = [term for term in named if term not in tabulated]
         pieces += [self._direct_piece(term, tables.domains) for term in without_table]
-
-        sample = self.tabulation.sample
-        pieces = _strongest_columns(pieces, sample)
-        return solve_terms(
-            sample, pieces, tables.domains, ridge=self.ridge, trial=trial, likely=likely
-        )
+        return _strongest_columns(pieces, self.tabulation.sample)
 
     def _single_piece(
         self, feature: int, tables: Tables, tabulated: Mapping[int, TablePiece]
@@ -522,10 +519,10 @@ def _grids_of(grids: Sequence[Grid], terms: Collection[Subset]) -> tuple[Grid, .
     return tuple(grid for grid in grids if grid.term in terms)
 
 
-def _paying_tables(on_trial: Tables, tried: Fit, fitted: set[Subset]) -> Tables:
+def _paying_tables(on_trial: Tables, tried: Tried, fitted: set[Subset]) -> Tables:
     """Tables with the triples that paid, and without pairs that only stood for a triple."""
-    paying = {piece.term for piece in tried.pieces if len(piece.term) == 3}
-    pairs = tried.worth_keeping() & (fitted | _pairs_inside(paying))
+    paying = tried.paying
+    pairs = tried.worth_keeping & (fitted | _pairs_inside(paying))
     return replace(
         on_trial,
         pairs=_grids_of(on_trial.pairs, pairs),
