@@ -64,7 +64,9 @@ def gap(maps: ActivationMaps) -> np.ndarray:
 
 def test_a_path_that_wakes_up_after_fit_is_in_the_residual() -> None:
     model, quiet, loud = two()
-    maps = NObSPCam(model).fit(quiet)(loud)
+    cam = NObSPCam(model).fit(quiet)
+    with pytest.warns(UserWarning, match="other paths than 'fine'"):
+        maps = cam(loud)
     said = model(loud).detach().numpy()
     assert maps.logits == pytest.approx(said, abs=SINGLE * float(np.abs(said).max()))
     assert np.array_equal(maps.target, said.argmax(1))
@@ -87,7 +89,9 @@ def test_images_without_another_path_are_exact() -> None:
 def test_what_is_added_before_or_behind_the_head_is_in_the_residual(where: str, link: str) -> None:
     model = made(Corrected(where, link))
     bright = images(6, seed=1) + 2
-    maps = NObSPCam(model).fit(images(20))(bright)
+    cam = NObSPCam(model).fit(images(20))
+    with pytest.warns(UserWarning, match="other paths than 'body'"):
+        maps = cam(bright)
     said = model(bright).detach()
     explained = torch.from_numpy(maps.logits)
     if link == "softmax":

@@ -143,7 +143,8 @@ def _name_broken(broken: Sequence[Path]) -> str | None:
     if not broken:
         return None
     names = join_names([path.name for path in broken], 5)
-    return f"{count(len(broken), 'file')} cannot be read as images and were left out: {names}"
+    left_out = "an image and was" if len(broken) == 1 else "images and were"
+    return f"{count(len(broken), 'file')} cannot be read as {left_out} left out: {names}"
 
 
 @Parameter(name="*", group=METHOD)

@@ -36,7 +36,7 @@ from nobsp.vision.find_map import PROBE_IMAGES, find_map
 from nobsp.vision.health import CamHealth, examine
 from nobsp.vision.images import Images, images_of, make_thumbnails, read_images
 from nobsp.vision.maps import KINDS, ActivationMaps, Kind, join
-from nobsp.vision.means import ChannelMoments, MapMeans, start_calibration
+from nobsp.vision.means import MOST_UNEXPLAINED, ChannelMoments, MapMeans, start_calibration
 from nobsp.vision.one_tensor import OneTensorModel, as_taken, same_inputs
 from nobsp.vision.removal import (
     Removal,
@@ -306,7 +306,7 @@ class NObSPCam(Explainer):
         with counting_passes() as passes:
             parts = self._each(images, targets, say, progress=progress)
         n_images = sum(len(part.target) for part in parts)
-        return join(
+        maps = join(
             parts,
             several=targets.several,
             base_values=fitted.account.base.numpy().copy(),
@@ -321,6 +321,9 @@ class NObSPCam(Explainer):
             gradients=passes.gradients / n_images,
             reference=f"the mean of {fitted.rows} calibration images",
         )
+        if fitted.feature_map.direct and self.coefficients == "head":
+            _warn_of_other_paths(maps)
+        return maps
 
     explain = __call__
 
@@ -752,6 +755,21 @@ class _Fitted:
     def remember_state(self) -> None:
         """Takes the model's tensors as they are for those it was calibrated on."""
         self.state = _state_of(self.feature_map.module)
+
+
+def _warn_of_other_paths(maps: ActivationMaps) -> None:
+    """Warns where much of what a model says of some images did not come from the map."""
+    sizes = np.abs(maps.residual)
+    # A logit that hardly differs from its base is missed by rounding alone.
+    is_rounding = sizes.max() <= 1e-3 * np.abs(maps.logits).max()
+    if is_rounding or maps.unexplained <= MOST_UNEXPLAINED:
+        return
+    warnings.warn(
+        f"the maps of these images miss {maps.unexplained:.0%} of what the model says, see `residual`: it came along "
+        f"other paths than {maps.layer!r}, which did not count while it was calibrated. Calibrate on images like "
+        "these, or choose another layer=.",
+        stacklevel=4,
+    )
 
 
 def _require_names(options: dict[str, Any]) -> None:
