@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.data.images import load_images
+from benchmarks.data.files import cache_folder
+from benchmarks.data.images import Images, load_images
 from benchmarks.data.tables import load
 from benchmarks.networks import feed_forward, train
 from benchmarks.report import progress
@@ -25,46 +26,108 @@ from benchmarks.vision.networks import (
 
 
 @dataclass(frozen=True, eq=False)
+class Labelled:
+    """Rows and their classes."""
+
+    rows: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def some(self, positions: Tensor) -> Labelled:
+        return Labelled(self.rows[positions], self.labels[positions])
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from zip(torch.split(self.rows, size), torch.split(self.labels, size), strict=True)
+
+
+@dataclass(frozen=True, eq=False)
 class Subject:
     """A trained network and its rows."""
 
     name: str
     model: nn.Module
-    calibration: Tensor
-    labels: Tensor  # of the calibration rows: for rivals that need them
-    test: Tensor
-    truth: Tensor
+    calibration: Labelled  # labels are for rivals that need them
+    choosing: Labelled  # training rows that are not calibrated on: for every choice between methods
+    test: Labelled  # for the table alone
+    training: Labelled  # for an epoch of training after parts were taken out
     classes: tuple[int, ...] | None = None  # the outputs that count
-    blocks: tuple[str, ...] = ()  # layers whose channels Torch-Pruning is told to thin
 
-    def accuracy(self, model: nn.Module) -> float:
-        right = 0
+    def outputs(self, model: nn.Module, rows: Tensor) -> Tensor:
+        """The outputs that count."""
         model.eval()
         with torch.no_grad():
-            for rows, truth in zip(
-                torch.split(self.test, 100), torch.split(self.truth, 100), strict=True
-            ):
-                outputs = model(rows)
-                if self.classes is not None:
-                    outputs = outputs[:, list(self.classes)]
-                right += int((outputs.argmax(1) == truth).sum())
-        return right / len(self.test)
+            outputs = torch.cat([model(batch) for batch in torch.split(rows, 100)])
+        return outputs if self.classes is None else outputs[:, list(self.classes)]
+
+    def accuracy(self, model: nn.Module, judged: Labelled) -> float:
+        outputs = self.outputs(model, judged.rows)
+        return float((outputs.argmax(1) == judged.labels).double().mean())
+
+    def change(self, model: nn.Module, judged: Labelled) -> float:
+        """Squared change of the outputs as a share of their variance."""
+        whole = self.outputs(self.model, judged.rows)
+        smaller = self.outputs(model, judged.rows)
+        return float((smaller - whole).square().sum(1).mean() / whole.var(0).sum())
 
 
-def of_images(setting: Setting, *, seed: int, calibration: int, test: int) -> Subject:
+@dataclass(frozen=True)
+class Counts:
+    """How many rows of each kind."""
+
+    calibration: int
+    test: int
+    choosing: int = 1000
+    training: int = 10_000
+    # The first of the test rows in a fixed order were looked at while the method was made.
+    looked_at: int = 1000
+
+    @property
+    def known(self) -> int:
+        return max(self.training, self.calibration + self.choosing)
+
+
+def _split(
+    name: str,
+    model: nn.Module,
+    known: Labelled,
+    unseen: Labelled,
+    counts: Counts,
+    seed: int,
+    classes: tuple[int, ...] | None = None,
+) -> Subject:
+    order = torch.as_tensor(np.random.default_rng(seed).permutation(len(known)))
+    unread = torch.arange(counts.looked_at, min(counts.looked_at + counts.test, len(unseen)))
+    calibrated = counts.calibration
+    return Subject(
+        name,
+        model,
+        calibration=known.some(order[:calibrated]),
+        choosing=known.some(order[calibrated : calibrated + counts.choosing]),
+        test=unseen.some(unread),
+        training=known.some(order[: counts.training]),
+        classes=classes,
+    )
+
+
+def _in_fixed_order(data: str, split: str, count: int, size: int | None = None) -> Images:
+    images = load_images(data, split=split, size=size)  # type: ignore[arg-type]
+    return images.subset(np.random.default_rng(0).permutation(len(images))[:count])
+
+
+def of_images(setting: Setting, counts: Counts) -> Callable[[int], Subject]:
     """A network of the image benchmarks; calibrated on training images, judged on test images."""
-    chosen = np.random.default_rng(seed)
 
-    def read(split: str, count: int, order: np.random.Generator) -> tuple[Tensor, Tensor]:
-        images = load_images(setting.data, split=split, size=setting.size)  # type: ignore[arg-type]
-        some = images.subset(order.permutation(len(images))[:count])
-        return setting.model.prepare(torch.from_numpy(some.array())), torch.as_tensor(some.labels)
+    def read(split: str, count: int) -> Labelled:
+        images = _in_fixed_order(setting.data, split, count, setting.size)
+        prepared = setting.model.prepare(torch.from_numpy(images.array()))
+        return Labelled(prepared, torch.as_tensor(images.labels))
 
-    rows, labels = read("train", calibration, chosen)
-    # The same test images for every calibration sample.
-    test_rows, truth = read("val", test, np.random.default_rng(0))
+    known = read("train", counts.known)
+    unseen = read("val", counts.looked_at + counts.test)
     classes = None if setting.data == "cifar10" else setting.classes
-    return Subject(setting.name, setting.model, rows, labels, test_rows, truth, classes)
+    return lambda seed: _split(setting.name, setting.model, known, unseen, counts, seed, classes)
 
 
 class Attention(nn.Module):
@@ -123,112 +186,88 @@ class SmallViT(nn.Module):
         return self.head(self.norm(self.blocks(tokens)).mean(1))
 
 
-def trained_vit(*, epochs: int) -> nn.Module:
-    """Trained on the training images that are there."""
-    images = load_images("cifar10", split="train")
-    rows = torch.from_numpy(images.array()) * 4 - 2
-    return _trained(SmallViT, rows, torch.as_tensor(images.labels), epochs)
-
-
 def _trained(
-    make: Callable[[], nn.Module], rows: Tensor, labels: Tensor, epochs: int, *, flips: bool = True
+    make: Callable[[], nn.Module], known: Labelled, epochs: int, *, flips: bool = True
 ) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = make()
-        steps = epochs * (len(rows) // 100)
+        steps = epochs * (len(known) // 100)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, weight_decay=0.05)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.5e-3, total_steps=steps)
         for epoch in range(epochs):
             progress(f"ViT, epoch {epoch + 1} of {epochs}")
-            order = torch.randperm(len(rows))
-            for batch in torch.split(order[: len(rows) // 100 * 100], 100):
+            order = torch.randperm(len(known))
+            for batch in torch.split(order[: len(known) // 100 * 100], 100):
                 flip = flips and float(torch.rand(())) < 0.5
-                flipped = rows[batch].flip(3) if flip else rows[batch]
+                rows = known.rows[batch]
                 optimizer.zero_grad()
-                functional.cross_entropy(model(flipped), labels[batch]).backward()
+                outputs = model(rows.flip(3) if flip else rows)
+                functional.cross_entropy(outputs, known.labels[batch]).backward()
                 optimizer.step()
                 schedule.step()
     return model.eval()
 
 
-def vit(*, seed: int, calibration: int, test: int, model: nn.Module) -> Subject:
-    chosen = np.random.default_rng(seed)
-    known = load_images("cifar10", split="train")
-    unseen = load_images("cifar10", split="val")
-    some = known.subset(chosen.permutation(len(known))[:calibration])
-    others = unseen.subset(np.random.default_rng(0).permutation(len(unseen))[:test])
-    return Subject(
-        "ViT, CIFAR-10",
-        model,
-        torch.from_numpy(some.array()) * 4 - 2,
-        torch.as_tensor(some.labels),
-        torch.from_numpy(others.array()) * 4 - 2,
-        torch.as_tensor(others.labels),
-    )
+def vit(counts: Counts, *, epochs: int) -> Callable[[int], Subject]:
+    """A small transformer trained on the training images that are there; kept for later runs."""
+
+    def read(split: str) -> Labelled:
+        images = _in_fixed_order("cifar10", split, 10_000)
+        return Labelled(torch.from_numpy(images.array()) * 4 - 2, torch.as_tensor(images.labels))
+
+    known = read("train")
+    unseen = read("val")
+    weights = cache_folder() / "prune" / f"vit-{epochs}.pt"
+    if weights.is_file():
+        model = SmallViT().eval()
+        model.load_state_dict(torch.load(weights, weights_only=True))
+    else:
+        model = _trained(SmallViT, known, epochs)
+        weights.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(model.state_dict(), weights)
+    return lambda seed: _split("ViT, CIFAR-10", model, known, unseen, counts, seed)
 
 
-def digits(*, seed: int, model: nn.Module | None = None) -> Subject:
+def digits() -> Callable[[int], Subject]:
     """A transformer small enough to be trained in seconds, on scikit-learn's digits of eight pixels a side."""
     values, classes = load_digits(return_X_y=True)
     rows = torch.as_tensor(values).float().reshape(-1, 1, 8, 8) / 8 - 1
-    labels = torch.as_tensor(classes)
+    everything = Labelled(rows, torch.as_tensor(classes))
     order = torch.as_tensor(np.random.default_rng(0).permutation(len(rows)))
-    known = order[:1200]
-    unseen = order[1200:]
-    if model is None:
-        small = partial(SmallViT, 48, 3, colours=1, patch=2, tokens=16)
-        model = _trained(small, rows[known], labels[known], 25, flips=False)
-    chosen = known[np.random.default_rng(seed).permutation(len(known))[:600]]
-    return Subject("ViT, digits", model, rows[chosen], labels[chosen], rows[unseen], labels[unseen])
+    known = everything.some(order[:1200])
+    unseen = everything.some(order[1200:])
+    small = partial(SmallViT, 48, 3, colours=1, patch=2, tokens=16)
+    model = _trained(small, known, 25, flips=False)
+    counts = Counts(calibration=600, test=600, choosing=600, looked_at=0)
+    return lambda seed: _split("ViT, digits", model, known, unseen, counts, seed)
 
 
-def adult(*, seed: int, calibration: int, test: int, model: nn.Module | None = None) -> Subject:
-    table = load("adult", rows=12_000)
-    rows = torch.as_tensor(table.X_train).float()
-    labels = torch.as_tensor(table.y_train)
-    if model is None:
-        network = feed_forward(rows.shape[1], (128, 64), 2, seed=0)
-        train(network, rows, labels, seed=0, epochs=15, loss=nn.CrossEntropyLoss())
-        model = network.float().eval()
-    chosen = np.random.default_rng(seed).permutation(len(rows))[:calibration]
-    return Subject(
-        "MLP, Adult",
-        model,
-        rows[chosen],
-        labels[chosen],
-        torch.as_tensor(table.X_test).float()[:test],
-        torch.as_tensor(table.y_test)[:test],
-    )
+def adult(counts: Counts) -> Callable[[int], Subject]:
+    """A network of two hidden layers on a table."""
+    table = load("adult", rows=24_000)
+    known = Labelled(torch.as_tensor(table.X_train).float(), torch.as_tensor(table.y_train))
+    unseen = Labelled(torch.as_tensor(table.X_test).float(), torch.as_tensor(table.y_test))
+    network = feed_forward(known.rows.shape[1], (128, 64), 2, seed=0)
+    train(network, known.rows, known.labels, seed=0, epochs=15, loss=nn.CrossEntropyLoss())
+    model = network.float().eval()
+    return lambda seed: _split("MLP, Adult", model, known, unseen, counts, seed)
 
 
 def makers(*, quick: bool) -> dict[str, Callable[[], Callable[[int], Subject]]]:
     """Per network what makes its subject from a seed; the network is trained or read once."""
-    few = 200 if quick else None
 
-    def images(
-        setting: Callable[[], Setting], calibration: int, test: int
-    ) -> Callable[[int], Subject]:
-        ready = setting()
-        return lambda seed: of_images(ready, seed=seed, calibration=calibration, test=few or test)
+    def some(calibration: int, test: int, **others: int) -> Counts:
+        if quick:
+            return Counts(calibration, 200, **{**others, "choosing": 200, "training": 400})
+        return Counts(calibration, test, **others)
 
-    def transformer() -> Callable[[int], Subject]:
-        model = trained_vit(epochs=1 if quick else 5)
-        return lambda seed: vit(seed=seed, calibration=400, test=few or 1000, model=model)
-
-    def small_transformer() -> Callable[[int], Subject]:
-        first = digits(seed=0)
-        return lambda seed: digits(seed=seed, model=first.model)
-
-    def mlp() -> Callable[[int], Subject]:
-        first = adult(seed=0, calibration=2000, test=few or 2400)
-        return lambda seed: adult(seed=seed, calibration=2000, test=few or 2400, model=first.model)
-
+    imagenette = some(200, 600, choosing=300, training=1500, looked_at=200)
     return {
-        "resnet20": lambda: images(resnet20_cifar10, 400, 1000),
-        "resnet18": lambda: images(resnet18_cifar10, 400, 300),
-        "mobilenet": lambda: images(mobilenet_v2, 200, 200),
-        "vit": transformer,
-        "digits": small_transformer,
-        "mlp": mlp,
+        "resnet20": lambda: of_images(resnet20_cifar10(), some(400, 2000)),
+        "resnet18": lambda: of_images(resnet18_cifar10(), some(400, 1000, training=2000)),
+        "mobilenet": lambda: of_images(mobilenet_v2(), imagenette),
+        "vit": lambda: vit(some(400, 2000), epochs=1 if quick else 6),
+        "digits": digits,
+        "mlp": lambda: adult(some(2000, 4800, looked_at=0)),
     }

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from nobsp.cli import main
@@ -186,3 +187,65 @@ def test_tied_weights_are_written_under_both_names(folder: Path, tmp_path: Path)
     weights = load_file(out)
     assert torch.equal(weights["first.weight"], weights["same.weight"])
     assert weights["last.weight"].shape == (3, 8)
+
+
+@pytest.mark.parametrize("beyond", [1, 18])
+def test_whole_numbers_that_are_no_outputs_are_refused_by_the_option(
+    beyond: int, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = pd.read_csv(folder / "rows.csv")
+    frame["kind"] += beyond
+    frame.to_csv(tmp_path / "beyond.csv", index=False)
+    given = arguments(folder, tmp_path / "small.pt2")
+    given[given.index("--data") + 1] = str(tmp_path / "beyond.csv")
+
+    assert main(given) == 2
+
+    said = capsys.readouterr().err
+    assert f"--target kind holds whole numbers from {beyond} to {beyond + 2}" in said
+    assert "3 outputs" in said
+    assert not (tmp_path / "small.pt2").exists()
+
+
+def test_as_many_names_as_outputs_are_wanted(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("--output-names", "oak,ash,elm,fir")
+
+    assert main(with_names(folder, tmp_path / "named.pt2", *names)) == 2
+
+    assert "--output-names has 4 names, and the network has 3 outputs" in capsys.readouterr().err
+
+
+PICTURES = """
+import torch
+from torch import nn
+
+def net():
+    torch.manual_seed(1)
+    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU()
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+"""
+
+
+@pytest.mark.parametrize("n_folders", [2, 3])
+def test_folders_that_are_not_the_outputs_give_no_accuracy(
+    n_folders: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nets.py").write_text(PICTURES, encoding="utf-8")
+    rng = np.random.default_rng(0)
+    for kind in range(n_folders):
+        (tmp_path / "pictures" / f"kind{kind}").mkdir(parents=True)
+        for number in range(8):
+            pixels = rng.integers(0, 255, (9, 9, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / f"kind{kind}" / f"{number}.png")
+    model = f"{tmp_path / 'nets.py'}:net"
+    pictures = str(tmp_path / "pictures")
+    out = str(tmp_path / "small.pt2")
+
+    assert main(["prune", "--model", model, "--images", pictures, "--out", out, "--json"]) == 0
+
+    shown = capsys.readouterr()
+    is_measured = json.loads(shown.out)["accuracy"] is not None
+    assert is_measured == (n_folders == 3)
+    assert ("has 2 folders and the network 3 outputs" in shown.err) == (n_folders == 2)

@@ -131,6 +131,8 @@ def prune(
         network = _network(loaded, rows)
         if model.device is not None:
             network = network.to(model.device)
+        if labels is not None:
+            labels = _for_outputs(labels, _count_outputs(network, rows), console)
         console.step(f"taking {loaded.name} apart on {count(len(rows), 'row')}")
         from nobsp.parts import prune as make_smaller
 
@@ -140,7 +142,7 @@ def prune(
             keep=method.keep,
             budget=method.budget,
             budget_of=method.budget_of,
-            y=labels,
+            y=None if labels is None else labels.numbers,
             protect=split_names(method.protect) or (),
             held_out=method.held_out,
             batch_size=model.batch_size,
@@ -170,18 +172,20 @@ def _read(
     images: ImageOptions | None,
     loaded: Loaded,
     console: Console,
-) -> tuple[Tensor, AnyArray | None]:
+) -> tuple[Tensor, _Labels | None]:
     """Rows as the model takes them, and numbers of their classes where these are known."""
     import torch
 
     names = split_names(model.output_names)
+    n_names = None if names is None else len(names)
     if images is not None:
         pictures = find_pictures(
             images.images, images, option="--images", batch_size=model.batch_size
         )
         labels = None
         if pictures.classes and all(label is not None for label in pictures.labels):
-            labels = _by_name(pictures.labels, names or pictures.classes, option="--images")
+            numbers = _by_name(pictures.labels, names or pictures.classes, option="--images")
+            labels = _Labels(numbers, "--images", n_names, n_folders=len(pictures.classes))
         return pictures.batch(range(len(pictures))), labels
 
     assert table is not None, "one of the two was given"
@@ -193,13 +197,63 @@ def _read(
     rows = torch.from_numpy(np.array(data.rows, dtype=np.float64)).float()
     if data.labels is None:
         return rows, None
-    labels = _numbers_of_classes(np.asarray(data.labels), names)
-    if labels is None:
+    classes = _numbers_of_classes(np.asarray(data.labels), names)
+    if classes is None:
         console.warn(
             f"--target {table.target} holds no numbers of classes, so accuracy is not measured; name the classes in "
             "the order of the outputs with --output-names."
         )
-    return rows, labels
+        return rows, None
+    return rows, _Labels(classes, f"--target {table.target}", n_names)
+
+
+@dataclass(frozen=True, eq=False)
+class _Labels:
+    """True classes as numbers of outputs."""
+
+    numbers: AnyArray
+    option: str  # where they come from
+    n_names: int | None  # how many outputs were named
+    n_folders: int | None = None  # how many folders of images there are
+
+
+def _count_outputs(network: nn.Module, rows: Tensor) -> int | None:
+    """How many classes a network tells apart; None where it does not return (rows, classes)."""
+    from nobsp.network.guest import evaluation_mode
+    from nobsp.parts.running import read_rows, result_of
+
+    some = read_rows(network, rows[:_EXAMPLE_ROWS], name="rows", batch_size=_EXAMPLE_ROWS)
+    with evaluation_mode(network) as run:
+        try:
+            outputs = result_of(run(next(some.batches())))
+        except RuntimeError:
+            return None  # pruning says it better
+    return outputs.shape[1] if outputs.ndim == 2 and outputs.shape[1] > 1 else None
+
+
+def _for_outputs(labels: _Labels, n_outputs: int | None, console: Console) -> _Labels | None:
+    """Labels that the outputs can be compared with; an error or a warning where an accuracy would mean nothing."""
+    if n_outputs is None:
+        return labels
+    told = count(n_outputs, "output")
+    if labels.n_names is not None and labels.n_names != n_outputs:
+        raise UsageError(
+            f"--output-names has {count(labels.n_names, 'name')}, and the network has {told}; name each of them."
+        )
+    if labels.n_names is None and labels.n_folders not in (None, n_outputs):
+        console.warn(
+            f"--images has {labels.n_folders} folders and the network {told}, so accuracy is not measured; name the "
+            "folders of all outputs in their order with --output-names."
+        )
+        return None
+    if labels.numbers.max(initial=0) >= n_outputs:
+        raise UsageError(
+            f"{labels.option} holds whole numbers from {labels.numbers.min()} to {labels.numbers.max()}, and the "
+            f"network has {told}, counted from 0; choose the column with classes 0 to {n_outputs - 1}, name the "
+            "classes in the order of the outputs with --output-names, or leave --target out and choose columns with "
+            "--features."
+        )
+    return labels
 
 
 def _numbers_of_classes(values: AnyArray, names: Sequence[str] | None) -> AnyArray | None:

@@ -378,9 +378,12 @@ def _notes(anatomy: Anatomy, change: FloatArray, residual: FloatArray) -> tuple[
     findings = []
     stream = anatomy.stream
     if stream.end:
+        before = "All before is one part."
+        if stream.stem is None:
+            before = "Each term of that sum has all before in it."
         message = (
             f"the stream is followed back to {stream.end_module!r} and no further: {stream.end}. "
-            "All before is one part."
+            f"{before}"
         )
         findings.append(Finding("note", "stream_end", "", message))
     size = np.abs(change).mean()

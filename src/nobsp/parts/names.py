@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nobsp.parts.stream import Branch, Heads, Stream
+from nobsp.parts.stream import Branch, Heads, Join, Stream
 
 # A layer of a repeated kind has a number in its name: blocks.3, encoder_layer_3, layer2.1.
 _NUMBERED = re.compile(r"\d")
@@ -62,21 +62,39 @@ def name_parts(stream: Stream, *, split_heads: bool = True) -> tuple[Part, ...]:
         parts.append(Part(name, "embedding", None, None, stream.end_module, ((source, 0),)))
 
     branches = [branch for join in stream.joins for branch in join.branches]
-    blocks = [_block_name(branch.block) for branch in branches]
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(blocks))}
+    blocks = _blocks_of(branches)
+    sizes = Counter(blocks.values())
+    numbers = {block: number for number, block in enumerate(sizes)}
     has_attention = any(branch.attends for branch in branches)
     for position, join in enumerate(stream.joins):
+        if join.trunk is None:
+            parts += _members(join, position)
+            continue
         for branch in join.branches:
-            block = _block_name(branch.block)
+            block = blocks[branch.value]
             kind = "MLP" if has_attention else "layer"
-            if join.trunk is None:
-                kind = "branch"
-            elif branch.attends:
+            if branch.attends:
                 kind = "attention"
-            elif blocks.count(block) == 1:
+            elif sizes[block] == 1:
                 kind = "block"
             parts += _parts_of(branch, position, kind, numbers[block], split_heads=split_heads)
     return _with_unique_names(parts)
+
+
+def _blocks_of(branches: Sequence[Branch]) -> dict[int, tuple[str, int]]:
+    """The block of every branch, by its value: a numbered layer, and the round where one layer adds in a loop.
+
+    Layers of the same name but for numbers, `attention.0.out` and `attention.1.out`, belong to different rounds.
+    """
+    rounds: Counter[tuple[str, str]] = Counter()
+    blocks = {}
+    for branch in branches:
+        block = _block_name(branch.block)
+        inside = branch.module.removeprefix(block)
+        template = (block, re.sub(r"\d+", "#", inside))
+        blocks[branch.value] = (block, rounds[template])
+        rounds[template] += 1
+    return blocks
 
 
 def name_units(source: Source, kind: str, module: str) -> tuple[Part, ...]:
@@ -126,10 +144,30 @@ def _parts_of(branch: Branch, join: int, kind: str, block: int, *, split_heads: 
         ]
 
     name = f"block {block}" if kind == "block" else f"block {block}, {kind}"
-    if kind == "branch":
-        name = f"branch {branch.module}" if branch.module else "branch"
     source = Source(branch.value, branch.value, join)
     return [Part(name, kind, block, None, branch.module, ((source, 0),))]
+
+
+def _members(join: Join, position: int) -> list[Part]:
+    """Members of an ensemble, each under as much of its layer's name as the others do not have."""
+    modules = [branch.module for branch in join.branches]
+    parts = []
+    for branch in join.branches:
+        others = [module for module in modules if module != branch.module]
+        name = f"branch {_own_start(branch.module, others)}".strip()
+        source = Source(branch.value, branch.value, position)
+        parts.append(Part(name, "branch", None, None, branch.module, ((source, 0),)))
+    return parts
+
+
+def _own_start(module: str, others: Sequence[str]) -> str:
+    """The first words of a layer's name that no other begins with."""
+    words = module.split(".")
+    for length in range(1, len(words)):
+        start = ".".join(words[:length])
+        if not any(f"{other}.".startswith(f"{start}.") for other in others):
+            return start
+    return module
 
 
 def _with_unique_names(parts: Sequence[Part]) -> tuple[Part, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -29,7 +29,7 @@ from nobsp.parts.anatomy import NoPartsError
 from nobsp.parts.attention import restore_whole, split_attention
 from nobsp.parts.groups import Finder, Group
 from nobsp.parts.pruned import Budget, Pruned, PrunedLayer, Size, WholeLayer
-from nobsp.parts.removal import RIDGE, Removal, remove_parts
+from nobsp.parts.removal import RIDGE, Removal, remove_parts, with_ridge
 from nobsp.parts.running import (
     Rows,
     module_of,
@@ -353,6 +353,10 @@ def _is_inside(name: str, protected: Iterable[str]) -> bool:
     return any(name == other or name.startswith(f"{other}.") for other in protected)
 
 
+class _Reached(BaseException):
+    """Ends a forward pass at the layer that was to be seen; no `except Exception` of a model keeps it."""
+
+
 @dataclass(eq=False)
 class _Sample:
     """What a layer of the whole network returns at some positions of every row."""
@@ -470,12 +474,14 @@ class _Surgeon:
 
         def see(_: str, read: Tensor, __: Tensor) -> None:
             entering.append(read)
+            raise _Reached
 
         moments = _Moments(matrix_of(layer), towards_whole=self.recipe.towards_whole)
         with _seeing(small, [group.consumer], see), torch.no_grad():
             for number, batch in enumerate(self.rows.batches()):
                 entering.clear()
-                small(batch)
+                with suppress(_Reached):
+                    small(batch)
                 columns = columns_entering(layer, entering[0])[:, sample.positions[number]]
                 bias = layer.bias.detach().cpu() if isinstance(layer.bias, Tensor) else 0.0
                 moments.add(columns.flatten(0, 1).cpu(), sample.outputs[number] - bias)
@@ -594,11 +600,8 @@ class _Moments:
         assert self._sum is not None, "rows were added"
         assert self._errors is not None, "rows were added"
         assert self._crossed is not None, "rows were added"
-        gram = self.gram
         crossed = self._crossed / self.rows - torch.outer(self._sum, self._errors) / self.rows**2
-        strength = ridge * gram.diagonal().mean().clamp_min(1e-30)
-        identity = torch.eye(len(gram), dtype=gram.dtype)
-        moved: Tensor = self.matrix + torch.linalg.solve(gram + strength * identity, crossed)
+        moved: Tensor = self.matrix + torch.linalg.solve(with_ridge(self.gram, ridge), crossed)
         return moved
 
 

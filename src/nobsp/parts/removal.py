@@ -59,8 +59,7 @@ def remove_parts(
         ridge: Strength as a share of the mean diagonal.
     """
     n_parts = len(gram) // width
-    strength = ridge * gram.diagonal().mean().clamp_min(1e-30)
-    inverse = torch.linalg.inv(gram + strength * torch.eye(len(gram), dtype=gram.dtype))
+    inverse = _inverse(with_ridge(gram, ridge))
     alive = torch.arange(n_parts)
     root = None if metric is None else _root(metric)
     weight = weight.clone()
@@ -98,6 +97,19 @@ def keep_parts(
     full[columns] = torch.linalg.solve(own, gram[columns] @ weight + strength * weight[columns])
     gone = sorted(set(range(n_parts)) - set(alive.tolist()))
     return Removal(alive, full, tuple(gone), (0.0,) * len(gone))
+
+
+def with_ridge(gram: Tensor, ridge: float) -> Tensor:
+    """G with a share of its mean diagonal added to its diagonal."""
+    strengthened = gram.clone()
+    strengthened.diagonal().add_(ridge * gram.diagonal().mean().clamp_min(1e-30))
+    return strengthened
+
+
+def _inverse(gram: Tensor) -> Tensor:
+    """G⁻¹; by Cholesky's factor, twice as fast, unless rounding has made G indefinite."""
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    return torch.linalg.inv(gram) if failed else torch.cholesky_inverse(factor)
 
 
 def _root(metric: Tensor) -> Tensor:
@@ -148,6 +160,10 @@ def _choose(
 
 def _take_over(inverse: Tensor, weight: Tensor, gone: Tensor) -> tuple[Tensor, Tensor]:
     """G⁻¹ and W of the columns that stay."""
-    across = inverse[~gone][:, gone]
-    share = torch.linalg.solve(inverse[gone][:, gone], across.T).T
-    return inverse[~gone][:, ~gone] - share @ across.T, weight[~gone] - share @ weight[gone]
+    stays = (~gone).nonzero().squeeze(1)
+    goes = gone.nonzero().squeeze(1)
+    across = inverse[stays[:, None], goes]
+    share = torch.linalg.solve(inverse[goes[:, None], goes], across.T).T
+    # In place, and one copy only: of the widest layers G⁻¹ takes hundreds of megabytes.
+    remaining = inverse[stays[:, None], stays].addmm_(share, across.T, alpha=-1.0)
+    return remaining, weight[stays] - share @ weight[goes]

@@ -36,16 +36,9 @@ class Segment:
 
 
 def find_segments(graph: Graph, start: int, stop: int) -> tuple[Segment, ...]:
-    """The way from one tensor to another; where several pieces of it bend, they are integrated as one."""
+    """The way from one tensor to another, piece by piece; slopes of each are means between its own two ends."""
     pairs = graph.segments(start, stop)
     kinds = [graph.kind(*pair) for pair in pairs]
-    bends = [position for position, kind in enumerate(kinds) if kind != "linear"]
-    if len(bends) > 1:
-        first = bends[0]
-        last = bends[-1]
-        joined = (pairs[first][0], pairs[last][1])
-        pairs = [*pairs[:first], joined, *pairs[last + 1 :]]
-        kinds = [*kinds[:first], "other", *kinds[last + 1 :]]
     return tuple(
         Segment(
             start=begin,

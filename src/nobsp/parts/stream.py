@@ -97,8 +97,10 @@ def find_stream(tape: Tape) -> Stream:
         branches = tuple(graph.branch(term, value, before) for term in terms if term != trunk)
         joins.append(Join(value, branches, trunk))
         if trunk is None:
-            end = "no term of the sum is simpler than the others"
-            end_module = graph.module_of(value)
+            # Members of an ensemble begin at the input: nothing is left before them.
+            if before in tape.producer:
+                end = "no term of the sum is simpler than the others"
+                end_module = graph.module_of(value)
             break
     return Stream(tuple(reversed(joins)), output, active, end, end_module)
 
@@ -262,7 +264,7 @@ class Graph:
         steps = (self.step(number) for number in self.ancestors(term, (before,)))
         return Branch(
             value=term,
-            module=self.module_of(term),
+            module=self._writer_of(term, self.module_of(join)),
             block=self.module_of(join),
             attends=any(
                 step is not None and (is_attention(step) or step.name in _SOFTMAX) for step in steps
@@ -274,6 +276,17 @@ class Graph:
         """The layer that made a tensor; of one that was only reshaped, the layer before."""
         step = self.step(value)
         return "" if step is None else str(step.module)
+
+    def _writer_of(self, term: int, adder: str) -> str:
+        """The layer that made a term, behind what the layer that adds it has scaled or reshaped."""
+        value = term
+        while True:
+            step = self.step(value)
+            parents = self.parents(value)
+            is_adders_own = step is not None and step.module == adder and not is_weighted(step)
+            if not is_adders_own or len(parents) != 1 or parents[0] not in self.tape.producer:
+                return self.module_of(value)
+            value = parents[0]
 
     def heads_behind(self, term: int) -> Heads | None:
         """Heads of attention that reach a tensor by linear steps only."""
