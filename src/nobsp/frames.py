@@ -150,9 +150,9 @@ def replace_column(
     frame = frame_of(data)
     if frame is not None:
         columns = [str(column) for column in frame.columns]
-        place = columns.index(name) if name in columns else position
+        column = columns.index(name) if name in columns else position
         series = nw.new_series(
-            name=frame.columns[place], values=values.tolist(), backend=frame.implementation
+            name=frame.columns[column], values=values.tolist(), backend=frame.implementation
         )
         index = nw.maybe_get_index(frame)
         replaced = frame.with_columns(series if index is None else _with_index(series, index))

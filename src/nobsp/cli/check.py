@@ -110,7 +110,7 @@ def check(
                 about=f"{loaded.name} ({loaded.origin}) on {rows.where}.",
             )
     console.show({**_summarise(checks), "files": output.paths(FILES)}, _describe)
-    if shape.strict and not all(found.holds for found in checks):
+    if shape.strict and not all(answer.holds for answer in checks):
         raise ShapeBrokenError("a shape is broken (--strict).")
 
 
@@ -126,16 +126,16 @@ def _range(numbers: Sequence[float] | None) -> tuple[float, float] | None:
 def _counterexamples(checks: Sequence[ShapeCheck]) -> dict[str, list[Any]]:
     """The rows to feed to the model, with what was checked, what it predicts, and how large the break is."""
     columns: dict[str, list[Any]] = {"checked": [], "prediction": [], "break": []}
-    for found in checks:
-        if found.counterexamples is None:
+    for answer in checks:
+        if answer.counterexamples is None:
             continue
-        n_rows = len(found.predictions)
-        each = n_rows // len(found.breaks)
-        columns["checked"] += [found.asked] * n_rows
-        columns["prediction"] += found.predictions.tolist()
-        columns["break"] += np.repeat(found.breaks, each).tolist()
-        for name in found.counterexamples:
-            columns.setdefault(str(name), []).extend(found.counterexamples[name].tolist())
+        n_rows = len(answer.predictions)
+        each = n_rows // len(answer.breaks)
+        columns["checked"] += [answer.asked] * n_rows
+        columns["prediction"] += answer.predictions.tolist()
+        columns["break"] += np.repeat(answer.breaks, each).tolist()
+        for name in answer.counterexamples:
+            columns.setdefault(str(name), []).extend(answer.counterexamples[name].tolist())
     return columns
 
 
@@ -144,25 +144,25 @@ def _summarise(checks: Sequence[ShapeCheck]) -> dict[str, Any]:
     return {
         "checks": [
             {
-                "asked": found.asked,
-                "feature": found.feature,
-                "shape": found.shape,
-                "output": found.output,
-                "link": found.link,
-                "scale": found.scale,
-                "note": found.note,
-                "holds": found.holds,
-                "rows": found.n_rows,
-                "broken": found.n_broken,
-                "rate": found.rate,
-                "bound": found.bound,
-                "confidence": found.confidence,
-                "worst": found.worst,
-                "tolerance": found.tolerance,
-                "values": found.n_values,
-                "exact": found.exact,
+                "asked": answer.asked,
+                "feature": answer.feature,
+                "shape": answer.shape,
+                "output": answer.output,
+                "link": answer.link,
+                "scale": answer.scale,
+                "note": answer.note,
+                "holds": answer.holds,
+                "rows": answer.n_rows,
+                "broken": answer.n_broken,
+                "rate": answer.rate,
+                "bound": answer.bound,
+                "confidence": answer.confidence,
+                "worst": answer.worst,
+                "tolerance": answer.tolerance,
+                "values": answer.n_values,
+                "exact": answer.exact,
             }
-            for found in checks
+            for answer in checks
         ]
     }
 
@@ -170,20 +170,20 @@ def _summarise(checks: Sequence[ShapeCheck]) -> dict[str, Any]:
 def _describe(summary: Mapping[str, Any]) -> list[str]:
     """The summary in sentences."""
     lines = []
-    for found in summary["checks"]:
-        asked = found["asked"]
-        if found["holds"]:
-            verdict = f"holds on all {found['rows']:,} rows tried"
+    for answer in summary["checks"]:
+        asked = answer["asked"]
+        if answer["holds"]:
+            verdict = f"holds on all {answer['rows']:,} rows tried"
         else:
             verdict = (
-                f"broken by {found['broken']:,} of {found['rows']:,} rows, by {found['worst']:.4g} "
+                f"broken by {answer['broken']:,} of {answer['rows']:,} rows, by {answer['worst']:.4g} "
                 "at worst"
             )
-        exact = "" if found["exact"] else " Between the values the model was not asked."
-        if found["note"]:
-            exact += f" Note: {found['note']}."
+        exact = "" if answer["exact"] else " Between the values the model was not asked."
+        if answer["note"]:
+            exact += f" Note: {answer['note']}."
         lines.append(
-            f"{asked}: {verdict}; at most {found['bound']:.2%} of such rows "
-            f"({found['confidence']:.0%} confidence).{exact}"
+            f"{asked}: {verdict}; at most {answer['bound']:.2%} of such rows "
+            f"({answer['confidence']:.0%} confidence).{exact}"
         )
     return lines

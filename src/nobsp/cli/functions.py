@@ -46,7 +46,7 @@ def export(
         contributions: Whether the SQL gives contributions.
         console: What is printed.
     """
-    found = load_functions(functions)
+    loaded = load_functions(functions)
     if to in ("onnx", "excel") and out is None:
         raise UsageError(f"--out is needed: the file to write, such as functions{_ENDINGS[to]}.")
     if to == "sql" and table is None:
@@ -54,15 +54,15 @@ def export(
 
     if to == "onnx":
         assert out is not None
-        found.to_onnx(out)
+        loaded.to_onnx(out)
     elif to == "excel":
         assert out is not None
-        found.to_excel(out)
+        loaded.to_excel(out)
     else:
-        text = found.to_javascript()
+        text = loaded.to_javascript()
         if to == "sql":
             assert table is not None
-            text = found.to_sql(
+            text = loaded.to_sql(
                 table, dialect=dialect, keep=keep or (), contributions=contributions
             )
         if out is None:
@@ -71,7 +71,7 @@ def export(
             return
         with replacing(out) as draft:
             Path(draft).write_text(text, encoding="utf-8")
-    console.show({"functions": repr(found), "files": {to: str(out)}}, _describe)
+    console.show({"functions": repr(loaded), "files": {to: str(out)}}, _describe)
 
 
 def predict(*, functions: Path, data: Path, out: Path, console: Console = Console()) -> None:
@@ -83,20 +83,20 @@ def predict(*, functions: Path, data: Path, out: Path, console: Console = Consol
         out: CSV file of predictions.
         console: What is printed.
     """
-    found = load_functions(functions)
-    frame = _read_rows(found, data)
+    loaded = load_functions(functions)
+    frame = _read_rows(loaded, data)
     frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
-    if found.column_names is not None:
-        missing = [name for name in found.column_names if name not in frame.columns]
-        if missing and not found.history:
+    if loaded.column_names is not None:
+        missing = [name for name in loaded.column_names if name not in frame.columns]
+        if missing and not loaded.history:
             raise UsageError(f"--data {data} lacks the columns {', '.join(missing)}.")
-        frame = frame[[name for name in found.column_names if name in frame.columns]]
+        frame = frame[[name for name in loaded.column_names if name in frame.columns]]
 
-    _warn_of_unseen(found, frame, console)
-    columns = _columns_of(found, frame)
+    _warn_of_unseen(loaded, frame, console)
+    columns = _columns_of(loaded, frame)
     with replacing(out) as draft:
         write_csv(Path(draft), columns)
-    console.show({"functions": repr(found), "files": {"predictions": str(out)}}, _describe)
+    console.show({"functions": repr(loaded), "files": {"predictions": str(out)}}, _describe)
 
 
 def _read_rows(functions: Functions, data: Path) -> Any:

@@ -71,12 +71,12 @@ def average(accounts: Accounts) -> Explanation:
     values = np.zeros(shape)
     at_baseline = np.zeros(shape[1:])
     for account in accounts:
-        positions = {frozenset(term): place for place, term in enumerate(account.terms)}
-        for place, term in enumerate(terms):
+        positions = {frozenset(term): position for position, term in enumerate(account.terms)}
+        for position, term in enumerate(terms):
             own = positions.get(frozenset(term))
             if own is not None:
-                values[:, place] += account.values[:, own] / len(accounts)
-                at_baseline[place] += account.baseline_contributions[own] / len(accounts)
+                values[:, position] += account.values[:, own] / len(accounts)
+                at_baseline[position] += account.baseline_contributions[own] / len(accounts)
     return replace(
         first,
         values=values,

@@ -60,10 +60,10 @@ class Selector(SelectorMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignor
         explainer = NObSP(model, max_forward_rows=self.max_forward_rows).fit(X)
         self.fewest_ = explainer.fewest_features(self.share, X=X)
 
-        kept = set(self.fewest_.features)
+        chosen = set(self.fewest_.features)
         support = np.zeros(self.n_features_in_, dtype=bool)
         for feature in explainer.functions_.features:
-            if feature.name in kept:
+            if feature.name in chosen:
                 support[list(feature.columns)] = True
         self.support_ = support
         return self

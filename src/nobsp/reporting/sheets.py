@@ -239,15 +239,15 @@ def _block_lines(block: Block) -> list[str]:
     rows = []
     for line in block.lines:
         places = np.unique(np.linspace(0, len(line.x) - 1, 5).astype(int))
-        for place in places:
+        for point in places:
             band = ""
             if line.low is not None and line.high is not None:
-                band = _interval_text(float(line.low[place]), float(line.high[place]))
+                band = _interval_text(float(line.low[point]), float(line.high[point]))
             rows.append(
                 (
                     line.name,
-                    number_text(line.x[place]),
-                    number_text(line.y[place], signed=True),
+                    number_text(line.x[point]),
+                    number_text(line.y[point], signed=True),
                     band,
                 )
             )

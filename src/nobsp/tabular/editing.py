@@ -423,22 +423,22 @@ def _at_baseline(functions: Functions) -> FloatArray:
     for table in functions.tables:
         axes.update(zip(table.features, table.axes, strict=False))
     for position, axis in axes.items():
-        place = functions.baseline[position]
+        at_baseline = functions.baseline[position]
         if isinstance(axis, LevelAxis):
-            columns.update(_level_columns(axis, place))
+            columns.update(_level_columns(axis, at_baseline))
         else:
-            columns[axis.column] = np.array([place])
+            columns[axis.column] = np.array([at_baseline])
 
     chunk = Chunk(columns, slice(0, 1))
     contributions = [np.nan_to_num(table(chunk))[0] for table in functions.tables]
     return np.array(contributions).reshape(len(functions.tables), len(functions.output_names))
 
 
-def _level_columns(axis: LevelAxis, place: float) -> dict[int, AnyArray]:
+def _level_columns(axis: LevelAxis, position: float) -> dict[int, AnyArray]:
     """The columns of one level, by its position; one that was not seen where there is none."""
-    if np.isnan(place):
+    if np.isnan(position):
         return {column: np.array([np.nan], dtype=object) for column in axis.columns}
-    level = axis.levels[int(place)]
+    level = axis.levels[int(position)]
     if isinstance(axis.levels, tuple):
         cell = np.empty(1, dtype=object)
         cell[0] = level

@@ -37,7 +37,7 @@ from nobsp.tabular.correction import (
 )
 from nobsp.tabular.features import Domain
 from nobsp.tabular.grids import Meter, Tabulator
-from nobsp.tabular.health import Health, TermHealth
+from nobsp.tabular.health import STANDARD_ERRORS, WORTH_TELLING, Health, TermHealth
 from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import Array, LevelAxis, NumberAxis, TermTable
 from nobsp.tabular.setting import FOLDS, Codes, Sample, Setting, deal_folds, find_neighbourhoods
@@ -358,10 +358,6 @@ def _unique_shares(values: Tensor) -> list[float]:
 
 # Fewest rows that are divided into neighbourhoods.
 FEWEST_DIVIDED_ROWS = 100
-# Loss of R² that is worth telling: independent and correlated tables lose up to 0.03 at the rim of the rows.
-WORTH_TELLING = 0.05
-# Standard errors that a difference must exceed.
-STANDARD_ERRORS = 2.0
 # Share of the neighbourhoods, those that lose most, without which a loss is still one of most of them.
 TRIMMED = 0.1
 # Rows below which held-out R² says nothing, and below which it is a few hundredths too high.

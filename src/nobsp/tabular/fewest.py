@@ -70,10 +70,10 @@ class FewestFeatures:
                 f"The model is constant on held-out rows: none of its {len(self.order)} features "
                 "is needed."
             )
-        kept = ", ".join(self.features)
+        listed = ", ".join(self.features)
         return (
             f"{len(self.features)} of {len(self.order)} features explain {self.share:.1%} of what "
-            f"all do on held-out rows: {kept}"
+            f"all do on held-out rows: {listed}"
         )
 
 
@@ -130,9 +130,9 @@ def find_fewest(
     gone = order[:n_dropped]
 
     names = functions.feature_names
-    kept = [names[k] for k in features if k not in gone]
+    remaining = [names[k] for k in features if k not in gone]
     return FewestFeatures(
-        features=tuple(kept),
+        features=tuple(remaining),
         dropped=(*(names[k] for k in unused), *(names[k] for k in gone)),
         share=explained[n_dropped] / explained[0] if explained[0] else 1.0,
         order=(*(names[k] for k in unused), *(names[k] for k in order)),

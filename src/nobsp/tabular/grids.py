@@ -28,7 +28,7 @@ from nobsp.network.inputs import Subset
 from nobsp.network.readout import Represent
 from nobsp.tabular.features import Domain, Points
 from nobsp.tabular.lookup import Array, Chunk, NumberAxis, Places
-from nobsp.tabular.setting import Sample
+from nobsp.tabular.setting import SOME_ROWS, Sample
 
 
 class Table(NamedTuple):
@@ -843,8 +843,6 @@ MOST_TRIPLE_NODES = 8192
 MOST_STEPS = 512
 # Background rows of terms that run through the network row by row: every row that is explained pays for each.
 DIRECT_BACKGROUND = 8
-# Rows that tell the directions in which such a term varies.
-SOME_ROWS = 512
 # Rows of a regression with such terms.
 DIRECT_ROWS = 2048
 # Rows on which its importance is measured.

@@ -474,7 +474,7 @@ def _find_break(shape: str, positions: FloatArray, outcomes: FloatArray) -> Brea
         judge = _largest_move
     known = np.flatnonzero(np.isfinite(outcomes))
     size, places = judge(positions[known], sign * outcomes[known])
-    return size, tuple(int(known[place]) for place in places)
+    return size, tuple(int(known[position]) for position in places)
 
 
 def _largest_fall(_: FloatArray, outcomes: FloatArray) -> Break:

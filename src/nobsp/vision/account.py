@@ -244,8 +244,8 @@ class Account:
             if tensor is None:
                 continue
             if tuple(tensor.shape) != shape or tensor.dtype != torch.float64:
-                found = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-                raise ValueError(f"its {name} is {found} where the model needs {shape}")
+                held = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+                raise ValueError(f"its {name} is {held} where the model needs {shape}")
 
         if feature_map.direct and feature_map.head is not None:
             head = feature_map.head
