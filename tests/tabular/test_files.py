@@ -7,6 +7,7 @@ import re
 import struct
 import textwrap
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from nobsp import Functions, NObSP, serialization
+from nobsp.tabular import files
 from nobsp.tabular.functions import KIND, VERSION
 from tests.changed_files import swapped_tensors, write_with
 from tests.processes import run_python
@@ -222,3 +224,29 @@ def test_numbers_that_are_not_finite_are_refused_when_functions_are_read(
         with suppress(ValueError):
             loaded = Functions.load(path)
             assert np.isfinite(loaded(table("silu", 20)).values).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda stored: replace(stored, options={**stored.options, "device": 3.5}), "device"),
+        (
+            lambda stored: replace(stored, estimate=replace(stored.estimate, terms=((0,), (9,)))),
+            r"the term \(9,\)",
+        ),
+        (
+            lambda stored: replace(stored, estimate=replace(stored.estimate, terms=((0,), (-1,)))),
+            r"the term \(-1,\)",
+        ),
+    ],
+)
+def test_devices_and_terms_that_cannot_be_are_refused_when_explainers_are_read(
+    change: Any, said: str, tmp_path: Path
+) -> None:
+    model = net("silu")
+    path = tmp_path / "explainer.nobsp"
+    NObSP(model, interactions=0).fit(table("silu", 60)).save(path)
+    # Written anew, with a checksum that fits.
+    serialization.save(path, change(files.load(path)), kind=files.KIND, version=files.VERSION)
+    with pytest.raises(ValueError, match=rf"explainer\.nobsp.*{said}"):
+        NObSP.load(path, model)

@@ -110,10 +110,21 @@ def load(path: str | os.PathLike[str]) -> Stored:
     with serialization.damage_in_words(path):
         if not all(isinstance(name, str) for name in stored.options):
             raise ValueError("an option has no name")
+        if not isinstance(stored.options.get("device"), str | None):
+            raise ValueError("its device has no name")
         stored.estimate.functions._require_readable()
+        _require_features(stored.estimate)
         for feature in range(len(stored.columns.members)):
             stored.columns.column(feature)
     return stored
+
+
+def _require_features(estimate: Estimate) -> None:
+    """An error where a term is of features that are not there."""
+    n_features = len(estimate.functions.features)
+    for term in estimate.terms:
+        if not all(type(feature) is int and 0 <= feature < n_features for feature in term):
+            raise ValueError(f"the term {term} is of features that are not there")
 
 
 def restore(stored: Stored, adapted: Adapted, *, head: str | nn.Module | None) -> Fitted:
