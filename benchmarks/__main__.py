@@ -57,6 +57,10 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.differences",
         "the same cases of several tables with an earlier copy of the package: differences",
     ),
+    "reruns": (
+        "benchmarks.reruns",
+        "four tables measured again, ours only, beside the results of an earlier version",
+    ),
     "swapped": (
         "benchmarks.swapped",
         "was the model trained on the calibration rows? A guess by swapping columns",

@@ -76,12 +76,12 @@ def of_known_functions() -> list[str]:
     rows = rows_of("recovery", "NObSP against each")
     rivals = ("ALE", "KernelSHAP", "PDP", "distilled EBM, purified")
     means = [f"{name} {number(find(rows, method=name)['its mean R²'])}" for name in rivals]
-    ours = find(rows, method="NObSP")
+    again = [row["now"] for row in rows_of("reruns", "Ours") if row["table"] == "recovery"]
     return [
-        f"known functions recovered from {ours['cells']} networks, mean R²",
-        number(ours["its mean R²"]),
+        f"known functions recovered in {len(again)} designs, mean R² (others as first measured, in `recovery`)",
+        number(sum(again) / len(again)),
         ", ".join(means),
-        "recovery",
+        "reruns",
     ]
 
 
