@@ -341,3 +341,31 @@ def test_numbers_that_overflow_are_refused_and_not_measured_as_nan() -> None:
 
     with pytest.raises(ValueError, match="X makes the network's numbers overflow"):
         nobsp.prune(network, table)
+
+
+class Tied(nn.Module):
+    """Two layers with the same weights, and one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.same = nn.Linear(6, 6)
+        self.same.weight = self.first.weight
+        self.inner = nn.Linear(6, 20)
+        self.last = nn.Linear(20, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.inner(self.same(self.first(x).relu()).relu()).relu())
+
+
+def test_layers_that_share_their_weights_stay_tied() -> None:
+    torch.manual_seed(0)
+
+    pruned = nobsp.prune(Tied(), torch.randn(200, 6), keep=0.5)
+
+    assert [(layer.name, layer.after) for layer in pruned.layers] == [("last", 10)]
+    small = pruned.model
+    assert isinstance(small, Tied)
+    assert small.same.weight is small.first.weight
+    reasons = {layer.name: layer.reason for layer in pruned.left_whole}
+    assert "shares its weights" in reasons["same"]

@@ -130,6 +130,16 @@ class Finder:
         """How often each layer with weights ran."""
         return Counter(step.module for step in self.tape.steps if is_weighted(step))
 
+    @cached_property
+    def shared_weights(self) -> frozenset[int]:
+        """Identities of weights that several layers have: cutting them in one would untie it from the others."""
+        owners = Counter(
+            id(weight)
+            for layer in self.layers.values()
+            for weight in layer.parameters(recurse=False)
+        )
+        return frozenset(weight for weight, count in owners.items() if count > 1)
+
     def find(self) -> tuple[list[Group], list[tuple[str, str]]]:
         """Groups in the order of the forward pass, and layers that stay whole with the reason."""
         groups: list[Group] = []
@@ -167,6 +177,8 @@ class Finder:
             return "it is no linear layer or convolution over all channels"
         if self.calls[name] > 1:
             return "it is used more than once"
+        if id(layer.weight) in self.shared_weights:
+            return "it shares its weights with another layer"
         return ""
 
     def _group(self, step: Step) -> Group | str:
