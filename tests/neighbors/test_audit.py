@@ -11,6 +11,7 @@ from torch import nn
 
 import nobsp
 from nobsp.neighbors import ContributionIndex, audit
+from nobsp.reporting.audits import audit_for_page
 from tests.neighbors.audit_cases import CLASSES, MISLABELLED, K, noisy, planted, same
 from tests.tolerances import assert_same_to_rounding
 
@@ -118,6 +119,16 @@ def test_flagged_rows_are_those_with_a_reason_and_can_be_taken_out_in_their_orde
     assert all(
         np.array_equal(some.signals[name], found.signals[name][some.rows]) for name in found.signals
     )
+
+
+def test_a_page_of_some_rows_leads_with_the_suspects_of_all():
+    head, rows, truth = noisy()
+    whole = audit(ContributionIndex(head).fit(rows, truth), budget=20)
+    some = whole[whole.flagged[:9]][:5]
+    assert some.whole is whole
+    page = audit_for_page(some, rows=5, names=None, classes=())
+    assert page["headline"][0] == str(whole.mislabels.sum())
+    assert f"of {len(whole)} labels" in page["headline"][1]
 
 
 def test_an_audit_of_the_database_leaves_each_row_out():

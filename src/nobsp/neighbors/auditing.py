@@ -71,6 +71,7 @@ class Audit:
         outputs: Where rows may have several classes: the class that a line is about. There is a line for each row and
             class; labels, predicted and suggested say whether the row is of it. None otherwise.
         expected_error: How far the prediction of a regression is off, on average; None for classes.
+        whole: The audit that these rows were taken from, `audit[rows]`; None for one of all rows.
     """
 
     rows: NDArray[np.int64]
@@ -94,6 +95,7 @@ class Audit:
     reasons: tuple[str, ...] = ()
     outputs: AnyArray | None = None
     expected_error: Array | None = None
+    whole: Audit | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -104,9 +106,10 @@ class Audit:
         parts: dict[str, Any] = {"reasons": tuple(self.reasons[row] for row in chosen)}
         parts["signals"] = {name: values[chosen] for name, values in self.signals.items()}
         for field in fields(self):
-            whole = getattr(self, field.name)
-            if isinstance(whole, np.ndarray | Neighbors):
-                parts[field.name] = whole[chosen]
+            values = getattr(self, field.name)
+            if isinstance(values, np.ndarray | Neighbors):
+                parts[field.name] = values[chosen]
+        parts["whole"] = self if self.whole is None else self.whole
         return replace(self, **parts)
 
     @property

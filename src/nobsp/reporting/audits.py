@@ -46,10 +46,11 @@ def audit_for_page(
         raise ValueError(
             f"audit is of {len(audit.predicted)} rows but there are {rows}; audit the same ones."
         )
-    flags = {
-        kind: np.asarray(getattr(audit, kind)) for kind in KINDS if getattr(audit, kind) is not None
-    }
+    flags = _flags_of(audit)
     is_flagged = np.any(list(flags.values()), axis=0)
+    # A page may show some rows of an audit; what it leads with is of all.
+    whole = getattr(audit, "whole", None)
+    whole = audit if whole is None else whole
     shown = _most_doubtful(audit, flags, is_flagged)
     numbers = _numbers_of(audit, rows)
     outputs = getattr(audit, "outputs", None)
@@ -68,7 +69,7 @@ def audit_for_page(
         kinds.append({"id": kind, "name": KINDS[kind], "count": int(flag.sum()), "has": has})
     own_rows = np.asarray(getattr(audit, "rows", np.arange(rows)))
     return {
-        "headline": _headline(flags, rows, is_flagged),
+        "headline": _headline(_flags_of(whole), len(whole.predicted)),
         "total": rows,
         "flagged": int(is_flagged.sum()),
         "kinds": kinds,
@@ -153,13 +154,20 @@ def _facts_of(audit: AuditLike, flags: Mapping[str, BoolArray], rows: int) -> li
     return facts
 
 
-def _headline(flags: Mapping[str, BoolArray], total: int, is_flagged: BoolArray) -> tuple[str, str]:
+def _flags_of(audit: AuditLike) -> dict[str, BoolArray]:
+    """Which rows are of each kind that the audit knows."""
+    return {
+        kind: np.asarray(getattr(audit, kind)) for kind in KINDS if getattr(audit, kind) is not None
+    }
+
+
+def _headline(flags: Mapping[str, BoolArray], total: int) -> tuple[str, str]:
     """What an audit's page leads with, a number and what it counts.
 
     These are the suspected labels, where there are labels.
     """
     if "mislabels" not in flags:
-        flagged = int(is_flagged.sum())
+        flagged = int(np.any(list(flags.values()), axis=0).sum())
         return f"{flagged:,}", f"of {count(total, 'prediction')} should be looked at."
 
     suspected = int(flags["mislabels"].sum())
