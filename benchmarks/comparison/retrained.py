@@ -18,6 +18,8 @@ RATE = 0.1
 # The least change of a function that is claimed, where nobody says otherwise.
 USUAL = 0.005
 CORRELATION = 0.3
+# Trainings of each model.
+TRAININGS = 3
 
 
 def changed_design(feature: int, spread: float) -> Design:
@@ -40,64 +42,100 @@ def recalibrated(pair: int) -> dict[str, Any]:
     feature = pair // 2 % len(NAMES)
     second = changed_design(feature, CHANGE * spread) if pair % 2 else first
     rows = (draw(1000), draw(1000))
-    [judged] = judge_pair((first, second), rows, draw(1000), pair, feature, floors=(USUAL,))
-    return judged
+    compared = draw(1000)
+    names = list(NAMES)
+    before = nobsp.NObSP(first, features=names).fit(rows[0])
+    pairs = [term for term in before.terms_ if len(term) > 1]
+    # The same interactions in both, as the documents advise.
+    after = nobsp.NObSP(second, features=names, interactions=pairs or 0).fit(rows[1])
+    truth = NAMES[feature] if pair % 2 else None
+    return judge(before(compared), after(compared), pair, truth) | {
+        "shap": move_of_shap([first], [second], compared, spread)
+    }
 
 
-def retrained(pair: int, *, floors: tuple[float, ...]) -> list[dict[str, Any]]:
-    """Two networks trained on rows of their own; in every other pair one function of the truth has changed."""
+def retrained(pair: int) -> dict[str, Any]:
+    """Networks trained on rows of their own, three of each kind; in every other pair one function has changed.
+
+    One of each is compared as it is; once more, with what one more training without any change moved as `least_change`;
+    and three with three.
+    """
     generator = np.random.default_rng([pair, 4])
     draw = partial(draw_rows, correlation=CORRELATION, generator=generator)
     before = gaps.DESIGNS["interactions"]
     spread = float(before(draw(20_000)).std())
     feature = pair // 2 % len(NAMES)
     after = changed_design(feature, CHANGE * spread) if pair % 2 else before
-    networks = [
-        gaps.train_network(design, draw(4000), seed=2 * pair + number)
-        for number, design in enumerate((before, after))
-    ]
-    rows = draw(1000)
-    first, second = (partial(gaps.predict_with, network) for network in networks)
-    return judge_pair((first, second), (rows, rows), draw(1000), pair, feature, floors=floors)
+    rows, compared = draw(1000), draw(1000)
+
+    models: list[list[Callable[[Array], Array]]] = []
+    accounts: list[list[nobsp.Explanation]] = []
+    interactions: Any = "auto"
+    for side, design in enumerate((before, after)):
+        models.append([])
+        accounts.append([])
+        for number in range(TRAININGS):
+            seed = 2 * TRAININGS * pair + TRAININGS * side + number
+            model = partial(gaps.predict_with, gaps.train_network(design, draw(4000), seed=seed))
+            explainer = nobsp.NObSP(model, features=list(NAMES), interactions=interactions)
+            explainer.fit(rows)
+            if interactions == "auto":
+                interactions = [term for term in explainer.terms_ if len(term) > 1] or 0
+            models[side].append(model)
+            accounts[side].append(explainer(compared))
+
+    truth = NAMES[feature] if pair % 2 else None
+    again = judge(accounts[0][0], accounts[0][1], pair, None)
+    moved = max(again["changes"][entry] for entry in again["changes"] if entry not in NOT_TERMS)
+    return {
+        "one": judge(accounts[0][0], accounts[1][0], pair, truth),
+        "floor": judge(accounts[0][0], accounts[1][0], pair, truth, least_change=moved),
+        "several": judge(accounts[0], accounts[1], pair, truth),
+        "moved": moved,
+        "shap": move_of_shap(*models, compared, spread),
+    }
 
 
-def judge_pair(
-    models: tuple[Callable[[Array], Array], Callable[[Array], Array]],
-    rows: tuple[Array, Array],
-    compared: Array,
-    pair: int,
-    feature: int,
-    *,
-    floors: tuple[float, ...],
-) -> list[dict[str, Any]]:
-    """Which terms are named as changed, for every floor, and how the mean |SHAP| of every feature moved."""
-    names = list(NAMES)
-    before = nobsp.NObSP(models[0], features=names).fit(rows[0])
-    pairs = [term for term in before.terms_ if len(term) > 1]
-    # The same interactions in both, as the documents advise.
-    after = nobsp.NObSP(models[1], features=names, interactions=pairs or 0).fit(rows[1])
-    accounts = (before(compared), after(compared))
-    spread = float(accounts[0].predictions.std())
+NOT_TERMS = ("base", "residual")
+
+
+def judge(
+    before: Any, after: Any, pair: int, truth: str | None, *, least_change: float = USUAL
+) -> dict[str, Any]:
+    """Which terms are named as changed, and by how much each has, as a share of the predictions' spread."""
+    comparison = nobsp.compare(
+        before, after, draws=200, least_change=least_change, random_state=pair
+    )
+    assert comparison.change is not None
+    assert comparison.explained is not None
+    spread = float(comparison.sides[0].explanation.predictions.std())
+    changes = comparison.change.value[:, 0] / spread
+    return {
+        "named": list(comparison.changed(RATE)),
+        "truth": truth,
+        "changes": dict(zip(comparison.entries, changes.tolist(), strict=True)),
+        "explained": float(comparison.explained[0]),
+    }
+
+
+def move_of_shap(
+    before: list[Callable[[Array], Array]],
+    after: list[Callable[[Array], Array]],
+    rows: Array,
+    spread: float,
+) -> list[float]:
+    """How far the mean |SHAP| of every feature moved, averaged over trainings, as a share of the spread."""
     sizes = [
-        np.abs(gaps.shap_values(model, compared[:200], compared[200:250])).mean(0)
-        for model in models
-    ]
-    judged = []
-    for floor in floors:
-        comparison = nobsp.compare(*accounts, draws=200, least_change=floor, random_state=pair)
-        assert comparison.change is not None
-        assert comparison.explained is not None
-        changes = comparison.change.value[:, 0] / spread
-        judged.append(
-            {
-                "named": list(comparison.changed(RATE)),
-                "truth": NAMES[feature] if pair % 2 else None,
-                "changes": dict(zip(comparison.entries, changes.tolist(), strict=True)),
-                "shap": (np.abs(sizes[0] - sizes[1]) / spread).tolist(),
-                "explained": float(comparison.explained[0]),
-            }
+        np.mean(
+            [
+                np.abs(gaps.shap_values(model, rows[:200], rows[200:250])).mean(0)
+                for model in models
+            ],
+            axis=0,
         )
-    return judged
+        for models in (before, after)
+    ]
+    return [float(size) for size in np.abs(sizes[0] - sizes[1]) / spread]
 
 
 def score(pairs: list[dict[str, Any]]) -> dict[str, float]:

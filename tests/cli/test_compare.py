@@ -101,3 +101,13 @@ def test_an_unknown_feature_is_a_usage_error(nobsp, tmp_path):
     )  # fmt: skip
     assert ended.code == 2
     assert "'age'" in ended.err
+
+
+def test_probabilities_of_a_model_without_any_are_refused_in_words(nobsp, tmp_path):
+    ended = nobsp(
+        "check", "--model", "house.pt2", *ARGUMENTS, "--feature", "age", "--shape", "increasing",
+        "--probability", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert ended.code in (1, 2)
+    assert "its link is 'identity'" in ended.err
+    assert "Traceback" not in ended.err
