@@ -513,9 +513,13 @@ def _parts(module: nn.Module, batch: Any) -> Mapping[str, Any] | list[tuple[str,
 
 
 def _parameters(module: nn.Module) -> list[inspect.Parameter]:
-    """What a model takes by position."""
+    """What a model takes by position; nothing where its `forward` is not written in Python."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
-    return [p for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds]
+    try:
+        signature = inspect.signature(module.forward)
+    except ValueError:  # compiled code, such as TorchScript, tells no signature
+        return []
+    return [p for p in signature.parameters.values() if p.kind in kinds]
 
 
 def _require_one_input(module: nn.Module) -> None:
