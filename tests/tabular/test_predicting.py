@@ -131,6 +131,17 @@ def test_weights_count_rows(two_classes: Functions) -> None:
     assert numbers.score(rows, labels, weights) == pytest.approx(expected)
 
 
+def test_weights_leave_outputs_out_that_do_not_vary() -> None:
+    targets = np.column_stack([X["a"] - X["c"], np.full(len(X), 3.0)])
+    functions = functions_of(LinearRegression().fit(X, targets))
+    noisy = targets + np.column_stack([np.sin(np.arange(len(X))), np.zeros(len(X))])
+
+    unweighted = functions.score(X, noisy)
+    weighted = functions.score(X, noisy, np.full(len(X), 0.5))
+    assert 0 < unweighted < 1
+    assert_same_to_rounding(weighted, unweighted, within=1e-9)
+
+
 def test_terms_without_a_table_are_named() -> None:
     network = torch.nn.Linear(3, 1)
     explainer = NObSP(network, features={"a": "a", "rest": ["b", "c"]}, interactions=0).fit(X)

@@ -4,9 +4,8 @@ Forward passes run in a stand-in, so that nothing has to be put back. Where none
 to itself in ways that cannot be copied, the model is guarded during each single pass.
 
 Random numbers that a model draws in evaluation mode are noticed on every pass, and put back. Where nobody else can draw
-meanwhile, states are compared before and after. Otherwise rewinding would repeat the numbers of other threads, and even
-asking torch for its state takes a lock that another thread, or one that a fork has left behind, may hold: operations
-are watched then, and nothing is asked for until the model draws.
+meanwhile, states are compared before and after. If other threads may draw numbers, or the process was forked, we do not
+read torch's state (its lock may be held); we watch operations and save the state just before the first draw.
 
 A model must be a function of its row: the same output for a row every time, whatever rows are beside it.
 
@@ -478,8 +477,7 @@ class _States:
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode that sees every operation of torch.
 
-    Torch hides the methods of its modes from its compiler, which it loads for that at the first operation: close to a
-    second in every new process. Where nobody has loaded the compiler, nothing is compiled, and nothing is to be hidden.
+    Torch imports its compiler (about 1 s) only to exclude these methods. If nobody has imported it, we skip that.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -588,7 +586,7 @@ def require_function_of_row(
             break
         try:
             beside = outputs_of(run(prepare(rows[chosen])), len(chosen))
-        except Exception:  # noqa: BLE001 - a model of one batch size; what else is wrong is said where it is run
+        except Exception:  # noqa: BLE001 - a model of one batch size; other failures are reported when it is run for real
             continue
         expected = {path: output[chosen.cpu()] for path, output in first.items()}
         difference = _worst(expected, beside, tolerance)

@@ -300,7 +300,7 @@ def fingerprint_of(module: nn.Module, head: str) -> str:
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
             dense = value.detach().cpu()
             dense = dense if dense.layout == torch.strided else dense.to_dense()
-            # Of a single number the stride may be any, even where it is contiguous.
+            # A one-element tensor may have any stride, even when contiguous.
             flat = dense.contiguous().as_strided((dense.numel(),), (1,))
             digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

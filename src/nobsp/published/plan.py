@@ -22,8 +22,8 @@ OUTPUTS = "outputs"
 TARGET = "target"
 REFERENCE = "reference"
 
-# Rows of the sample that a value too rare to be in it is put into: one would show the value in one
-# company only.
+# Rows of the sample that a value too rare to be in it is put into: with one host row the value would
+# appear in a single context.
 HOSTS = 8
 # Most rows that are made for the rare values of one feature, where such values are many.
 MOST_RARE_ROWS = 4096

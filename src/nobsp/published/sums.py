@@ -20,7 +20,7 @@ Parts = dict[Subset, list[Moments]]
 
 # Blocks of calibration rows whose moments are kept apart: bands draw from them with replacement.
 BLOCKS = 12
-# Fewer blocks than these say more about the blocks than about the rows, so one is kept instead.
+# With fewer blocks the bands would be unreliable, so only one block is kept (no bands).
 FEWEST_BLOCKS = 8
 # Most memory for all blocks together; past it bands are given up before terms are.
 BLOCK_BYTES = 400 << 20

@@ -58,7 +58,8 @@ def copy_functions(fit: Fit, traces: Traces) -> Copies:
         δ_w − δ = (TᵀT/n + λI)⁻¹ [ Σ_i (w_i − 1) t_i e_i + Σ_i t_i (prior − prior_w)_i ] / n,
 
     with e_i the residual of row i in a fit without its fold, and a strength λ that the folds cannot tell from the best.
-    What the ridge pulls a curve towards partial dependence, λ (TᵀT/n + λI)⁻¹ δ, counts too, as much either way.
+    The ridge's bias towards partial dependence, λ (TᵀT/n + λI)⁻¹ δ, is added to the variance, squared, so it widens
+    the band on both sides.
     """
     if not traces.mains:
         return Copies({}, {})

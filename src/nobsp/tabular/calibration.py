@@ -138,7 +138,8 @@ class FittedTogether:
         inputs = batch.inputs(batch.complete)
         for direct in estimate.direct:
             position = estimate.terms.index(direct.term)
-            values[:, position] = 0.0  # of a missing number; the residual has the rest
+            # A row with a missing number contributes 0 here; the residual takes up the difference.
+            values[:, position] = 0.0
             values[batch.complete, position] = direct(represent, inputs, batch_size=batch_size)
         return values
 
@@ -580,7 +581,7 @@ def make_functions(
     """The functions with everything that is known of them.
 
     `values` are contributions of all terms on some calibration rows, (rows, terms, outputs), and `at_baseline` those at
-    the baseline. `measure` tells how far curves move, once somebody asks.
+    the baseline. `measure` makes the bands; it is called when they are first needed.
     """
     names = setting.names
     position = {term: number for number, term in enumerate(terms)}

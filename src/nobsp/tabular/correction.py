@@ -30,10 +30,10 @@ from nobsp.tabular.tables import DirectPiece, DirectTerm, Piece, TablePiece
 ALPHAS = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0, 100.0, 1e4)
 # A fitted interaction below this share of every output's spread is left out.
 WORTH_FITTING = 0.005
-# Unexplained share of the variance on held-out rows at which no further interactions are put in: where features are
+# Unexplained share of the variance on held-out rows at which no further interactions are added: where features are
 # correlated, a network's smallest interactions bend the main curves by more than they explain.
 ENOUGH = 0.005
-# Up to so many rows all folds judge how many pairs are put in.
+# Up to so many rows all folds judge how many pairs are added.
 ALL_FOLDS = 1000
 # Folds that judge it where there are more rows.
 TRIAL_FOLDS = 2
@@ -268,12 +268,12 @@ class Trial:
     Where features are correlated, terms that explain next to nothing bend the main curves.
     """
 
-    terms: tuple[Subset, ...]  # in the order in which they are put in, strongest first
+    terms: tuple[Subset, ...]  # in the order in which they are added, strongest first
     least_relative_gain: float  # share of what is unexplained that a term must explain
     least_gain: float  # share of the outputs' variance that a term must explain
     # strengths of the ridge to try them at; None for every other of those that are tried in the end
     strengths: tuple[float, ...] | None = None
-    patience: int | None = None  # after so many rungs without a gain, no more terms are tried
+    patience: int | None = None  # after so many sizes tried without a gain, no more terms are tried
 
     def cost(self, unexplained: float, terms: int) -> float:
         """What is unexplained with so many of the terms, and what these must have brought."""

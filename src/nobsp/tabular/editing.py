@@ -223,8 +223,8 @@ def _require_output(functions: Functions, rule: Rule, output: int | str | None) 
     for_one = callable(rule) or rule.strip().lower() in _DIRECTIONS
     if for_one and output is None and len(names) > 1:
         raise ValueError(
-            f"output must be chosen among {', '.join(map(repr, names))}: the same rule for all "
-            "outputs at once would say little of any of them."
+            f"output must be chosen among {', '.join(map(repr, names))}. Choose one output: a rule for all at once "
+            "is ambiguous."
         )
 
 
@@ -373,7 +373,7 @@ def record(
 
 
 def _shares(outputs: FloatArray, sums: FloatArray) -> tuple[float, ...]:
-    """R² per output; one that does not vary is explained where it is met."""
+    """R² per output; 1.0 for an output that does not vary over the rows, which has none."""
     shares = r_squared(outputs - sums, outputs)
     return tuple(1.0 if np.isnan(share) else float(share) for share in shares)
 

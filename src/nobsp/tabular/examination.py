@@ -141,14 +141,14 @@ def _notes(setting: Setting, terms: Terms, meter: Meter) -> list[Finding]:
     if setting.readout.no_head:
         note(
             "no_head",
-            "No linear layer that ends the model was found, so its outputs themselves are taken apart: curves are its "
-            "average effects, and rows can only strengthen or weaken them.",
+            "No linear layer that ends the model was found, so the outputs are explained directly: curves are average "
+            "effects, and calibration can only scale them.",
         )
     thinned = _list_thinned(terms.thresholds, setting.names)
     if thinned:
         note(
             "thresholds",
-            f"Of the thresholds only the strongest are exact steps ({thinned}); lines cross the others.",
+            f"Of the thresholds only the strongest are exact steps ({thinned}); the others are drawn as slopes.",
         )
     if setting.summary.rows > SAMPLE_ROWS:
         share = f"{SAMPLE_ROWS:,} of the {setting.summary.rows:,} rows"
@@ -160,7 +160,7 @@ def _notes(setting: Setting, terms: Terms, meter: Meter) -> list[Finding]:
         cost = sum(direct.cost for direct in terms.direct)
         note(
             "no_table",
-            f"No table: each row explained takes {cost:,} more forward rows, and compiling leaves it out.",
+            f"No table: explaining a row runs {cost:,} extra rows through the model, and `compile()` leaves it out.",
             _list_terms([direct.term for direct in terms.direct], setting.names),
         )
     return notes
@@ -673,7 +673,8 @@ def name_far_curves(
     more = f" and {len(far) - MOST_NAMED} more" if len(far) > MOST_NAMED else ""
     message = (
         "The curve differs from partial dependence (the average effect over all rows), because features are "
-        "correlated and the rows tell better. The number is how far on average, as a share of the output's spread."
+        "correlated and the rows support another split of the effect. The number is how far on average, as a share "
+        "of the output's spread."
     )
     return [Finding("note", "far_from_average", f"{listed}{more}", message)]
 
@@ -703,7 +704,7 @@ def suggest_features(X: TableLike, *, correlation: float = 0.9) -> dict[str, lis
     and what-if pages leave it out.
 
     Args:
-        X: FloatArray, tensor or frame, of which 2,048 rows are looked at. Columns that hold no numbers stay alone.
+        X: Array, tensor or frame, of which 2,048 rows are looked at. Columns that hold no numbers stay alone.
         correlation: The least that the ranks of any two columns of a group are correlated, either way. It takes 8
             bytes for every two columns.
 

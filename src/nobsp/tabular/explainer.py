@@ -154,8 +154,9 @@ class NObSP(Explainer):
                 of batches, or a `ray.data.Dataset` of numbers (or of arrays, one per row).
             y: Ignored: the network's own outputs are explained.
             sample_weight: How much each row counts, for rows in memory: a row of weight 2 counts as two such rows do.
-                Weights without a common unit are rounded to a thirtieth of the mean weight, of more than 512 rows to
-                a quarter at worst, so that sums over many rows are right; none above zero becomes zero.
+                Weights that are whole multiples of the smallest count exactly, unless they are very different. All
+                others are rounded: to 1/32 of the mean weight up to 512 rows, to 1/4 at worst beyond. No positive
+                weight becomes zero.
             groups: Which rows belong together, for rows in memory: one value per row, or the name of a column of the
                 frame, which stays a feature if the model takes it. Rows of one customer, patient or day are then held
                 out together, and drawn together for the bands; the share explained is that on new groups. Identical
@@ -610,10 +611,10 @@ class NObSP(Explainer):
         """Every feature's function with its band, as a tidy table.
 
         A curve is the feature's average effect: what the model predicts with the feature at x, averaged over the other
-        features' values, less the mean prediction; where features depend on each other and the rows can tell, it is the
-        part of that which no other term explains; `from_average` of the health's terms tells how far that is from
-        partial dependence. The band says how far the curve would move had other rows of the
-        same kind been used; it does not know of the network's own training.
+        features' values, less the mean prediction. Where features are correlated and there are enough rows, effects
+        that another term explains are taken out; `from_average` of the health's terms tells how far that is from
+        partial dependence. The band says how far the curve would move had other rows of the same kind been used. It
+        does not include how the model would change if trained again. Bands are made at the first call.
 
         Args:
             points: Points along a numeric feature; categories get one row per level.

@@ -123,7 +123,7 @@ def find_fewest(
     if not explained[0] >= 0:
         raise ValueError(
             f"X is explained with an R² of {explained[0]:.3g} on held-out rows by all features together, worse than "
-            "by the mean, so that none can be told to be enough; look for extreme values in X, or calibrate anew."
+            "by the mean, so no subset can be recommended; look for extreme values in X, or calibrate anew."
         )
     enough = [k for k, value in enumerate(explained) if value >= share * explained[0]]
     n_dropped = max(enough)

@@ -102,7 +102,10 @@ class Fitted:
         progress: bool = False,
         values: bool = True,
     ) -> Iterator[Account]:
-        """The account of every batch; rows that cannot be read whole as far as they can, flagged in `outside`."""
+        """The account of every batch.
+
+        Rows with missing or unseen values are explained as far as possible and flagged in `outside`.
+        """
         with self.unseen_levels():
             source = self.source(X, batch_size, strict=False)
         batches = source.pairs()
@@ -187,7 +190,7 @@ class Fitted:
         tables: NDArray[np.float64],
         outside: NDArray[np.bool_],
     ) -> NDArray[np.bool_]:
-        """Reads names that the preprocessing makes the same of as of a known level, such as missing ones, as that."""
+        """Treats a name as a known level when the preprocessing encodes both the same, as may be with missing ones."""
         alike = np.zeros_like(outside)
         renamed = dict(own)
         for feature, axis in level_axes(self.functions).items():

@@ -271,7 +271,7 @@ class Functions:
 
     @property
     def predict_proba(self) -> Callable[[TableLike], FloatArray]:
-        """`predict_proba(X)` gives every class's probability, (rows, classes); there where outputs become such."""
+        """`predict_proba(X)` gives every class's probability, (rows, classes). Only where outputs become such."""
         if not has_probabilities(self):
             raise AttributeError(
                 f"the functions have no probabilities: their link is {self.link!r}."
@@ -328,7 +328,7 @@ class Functions:
         return average_share(shares, multioutput)
 
     def fit(self, X: TableLike, y: ArrayLike | None = None) -> Self:  # noqa: ARG002 - scikit-learn's
-        """There for scikit-learn, which tells estimators by it; functions are fitted by `NObSP`."""
+        """Exists because scikit-learn recognises estimators by a `fit` method; functions are fitted by `NObSP`."""
         raise TypeError(
             "Functions are fitted already; use nobsp.NObSPRegressor or nobsp.NObSPClassifier to "
             "fit new ones, or scikit-learn's FrozenEstimator(functions) where it wants to fit."
@@ -340,7 +340,7 @@ class Functions:
 
     @property
     def classes_(self) -> AnyArray:
-        """The classes, in the order of their probabilities; there for classifiers only."""
+        """The classes, in the order of their probabilities. Only available for classifiers."""
         if not classes_of(self):
             raise AttributeError("the functions predict numbers; they have no classes.")
         return np.array(classes_of(self))
@@ -352,7 +352,7 @@ class Functions:
 
     @property
     def feature_names_in_(self) -> AnyArray:
-        """Names of these columns; there where the calibration's table had names."""
+        """Names of these columns. Only available where the calibration's table had names."""
         if self.column_names is None:
             raise AttributeError("the calibration's table had no column names.")
         return np.array(self.column_names, dtype=object)
@@ -541,13 +541,13 @@ class Functions:
     ) -> Functions:
         """New functions without a feature, which need its column no longer; see `edit`.
 
-        The entry in `history` tells in `taken_over` which share of what the feature said every other feature can say in
-        its place: a feature that others can speak for is not gone for dropping it.
+        If other features carry the same information, dropping this one does not remove it from the model: the entry
+        in `history` tells in `taken_over` which share of this function every other feature can take over.
 
         Args:
             feature: Name of the feature.
             X: Rows on which the cost is measured.
-            take_over: Whether the others do say in its place what they can.
+            take_over: Whether the others do take over what they can.
             model: The model, its explainer, or its outputs for the rows.
         """
         return drop(measure_bands(self), feature, X, take_over=take_over, model=model)

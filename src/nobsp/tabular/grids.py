@@ -312,7 +312,7 @@ def _distrust_beyond(reliable: BoolArray, axis: int, inward: NDArray[np.intp]) -
 _FIRST_CUT = 0.382
 # Where segments are cut after that.
 _LATER_CUTS = 0.5
-# As far from straight as a function may be between knots, in units of the outputs: finer cannot be seen in a curve.
+# Largest distance from a straight line between knots, in units of the outputs; less would not show in a plot.
 _STRAIGHT = 1e-3
 
 
@@ -592,7 +592,7 @@ def choose_background(
 ) -> Tensor:
     """`count` rows that stand for all of them, columns of amounts (`numbers`) shifted to the mean of all rows.
 
-    The shift fixes the gauge between base and functions: without it the mean of the background moves with the draw.
+    Without the shift, the split between base and curves would depend on which rows were drawn.
     """
     chosen = rows if count >= len(rows) else rows[draw_rows(rows, count)]
     if not rows.is_floating_point() or not len(numbers):

@@ -182,9 +182,7 @@ class ExplainedWorseWarning(UserWarning):
 def r_squared(
     residuals: FloatArray, outputs: FloatArray, weights: FloatArray | None = None
 ) -> FloatArray:
-    """Share of each column's variance that residuals leave explained, rows weighted where weights are given.
-
-    Nan where it is constant up to rounding.
+    """R² per column, rows weighted where weights are given; NaN where a column is constant up to rounding.
 
     Example:
         >>> r_squared(np.array([[0.0], [0.0]]), np.array([[1.0], [2.0]])).tolist()
@@ -228,7 +226,7 @@ def scatter_on_rows(predictions: FloatArray, residual: FloatArray) -> FloatArray
 def compare_with_headline(
     predictions: FloatArray, residual: FloatArray, state: Any, names: Sequence[str]
 ) -> Finding | None:
-    """A finding where these rows' R² differs from the headline by more than both scatter, and by 0.05."""
+    """A finding where R² differs from the headline by more than two combined standard errors, and by at least 0.05."""
     if len(predictions) < COMPARED_ROWS or len(state.scatter) != len(names) or not state.held_out:
         return None
     headline = np.array(state.explained)
@@ -251,8 +249,8 @@ def compare_with_headline(
     )
     if not is_lower.any():
         message += (
-            " These rows are easier than the calibration rows: rows that a model was trained on are often harder, as "
-            "it knows their noise by heart."
+            " These rows are easier to explain than the calibration rows. Training rows are often harder to explain, "
+            "because the model has memorised their noise."
         )
         return Finding("note", "fresh_rows", subject, message)
 
@@ -317,7 +315,7 @@ def _severity(number: int, rows: int) -> str:
 _QUANTILES = 41
 # Share of the calibration rows that are nearer than the limit.
 _USUAL = 0.999
-# Rows far must be further than the limit by this factor: it is known from few rows.
+# Safety factor on the limit, which is estimated from few rows.
 _MARGIN = 1.1
 # Fewest rows for every number, and fewest numbers: below, a covariance says nothing.
 _ROWS_EACH = 10

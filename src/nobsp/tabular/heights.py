@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Knots of a correction: it mends a curve, and does not draw it anew.
 MOST_KNOTS = 10
-# Levels with fewer rows than this share the correction of none: their heights would be noise.
+# Levels with fewer rows get no correction: it would be noise.
 _FEWEST_ROWS = 5
 
 

@@ -89,7 +89,7 @@ class NumberAxis:
         """The bucket of each number, of so many between the first and the last knot."""
         buckets: Array = x - self.knots[0]
         buckets *= self._scale
-        np.fmax(buckets, 0.0, out=buckets)  # and NaN to the first, whatever comes of it is NaN
+        np.fmax(buckets, 0.0, out=buckets)  # NaN goes to bucket 0; its result is NaN anyway
         np.minimum(buckets, count - 1.0, out=buckets)
         return buckets.astype(np.intp)
 
@@ -139,7 +139,7 @@ class LevelAxis:
         return len(self.levels)
 
     def places(self, columns: Sequence[AnyArray]) -> Places:
-        """Position of each row's level; as many as there are levels for one that is not among them."""
+        """Position of each row's level; `len(self)` marks an unknown level."""
         if self._positions:
             return self._places_of_names(columns[0])
         return self._places_of_numbers(columns)
@@ -330,7 +330,7 @@ class Chunk:
         """A column as contiguous float64; what is infinite is as unknown as NaN."""
         if position not in self._numbers:
             numbers = np.ascontiguousarray(self._numeric(position), dtype=np.float64)
-            # Infinities of both signs, or very large numbers, have no sum; that is what is asked.
+            # A sum that is not finite shows that there may be infinities.
             with np.errstate(invalid="ignore", over="ignore"):
                 has_finite_sum = bool(np.isfinite(numbers.sum()))
             if not has_finite_sum:

@@ -173,7 +173,7 @@ def score(
     if len(labels) != len(predictions):
         raise ValueError(f"y has {len(labels)} labels for {len(predictions)} rows of X.")
     if not len(labels):
-        raise ValueError("X has no rows, which have no score.")
+        raise ValueError("X has no rows, so there is nothing to score.")
     if labels.size != predictions.size:
         raise ValueError(
             f"y must have shape {predictions.shape}, as predictions have, found {labels.shape}."
@@ -197,14 +197,9 @@ def _weighted_share(
         row = int(np.flatnonzero(~is_known)[0])
         raise ValueError(f"y has NaN or infinity in row {row}; leave such rows out.")
 
-    shares = r_squared(residuals, labels)
+    shares = r_squared(residuals, labels, weights)
     require_shares(shares, len(labels), argument="y", what="its values")
-    if weights is None:
-        return float(np.nanmean(shares))
-
-    share = weights[:, None] / weights.sum()
-    centred = labels - (share * labels).sum(0)
-    return float(1 - ((share * residuals**2).sum(0) / (share * centred**2).sum(0)).mean())
+    return float(np.nanmean(shares))
 
 
 def require_shares(shares: FloatArray, n_rows: int, *, argument: str, what: str) -> None:

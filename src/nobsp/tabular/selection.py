@@ -1,4 +1,4 @@
-"""Which interactions are put on trial: pairs by their strength on coarse grids, triples by what they explain.
+"""Which interactions are tested: pairs by their strength on coarse grids, triples by what they explain.
 
 A product of three features has no pairs, so strong pairs do not lead to it. What does is how much the grid of a pair
 *differs from one background row to another*: the third feature is among what differs. Triples whose three pairs all
@@ -51,7 +51,7 @@ from nobsp.tabular.tables import (
     read,
 )
 
-# Pairs whose spread on a coarse table is below this share of the outputs' are not put on trial.
+# Pairs whose spread on a coarse table is below this share of the outputs' are not tested.
 WORTH_TRYING = 0.005
 # What a pair must explain on held-out rows, of what is unexplained.
 WORTH_KEEPING = 0.005

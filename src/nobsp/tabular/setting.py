@@ -597,7 +597,7 @@ def read_rows(
     *,
     columns: Sequence[str] | None,
 ) -> Rows:
-    """The rows of `X`, of which no process but one needs to have any; all must have the same columns."""
+    """The rows of `X`. Only one process needs to have rows; all must have the same columns."""
     if isinstance(run, RayRun):
         return _dataset_rows(X, adapted, batch_size, columns)
     if is_ray(X):
@@ -904,7 +904,8 @@ def resolve_groups(
     missing = [position for position, value in enumerate(values.tolist()) if is_missing(value)]
     if missing:
         raise ValueError(
-            f"groups has a missing value in row {missing[0]}; give every row a group, those that stand alone one each."
+            f"groups has a missing value in row {missing[0]}; give every row a group. A row on its own needs its own "
+            "group."
         )
 
     _, codes = np.unique(

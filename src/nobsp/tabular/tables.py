@@ -530,8 +530,8 @@ def count_nodes(lines: Mapping[int, Points], term: Subset) -> int:
 def compress(mean: Tensor, share: Tensor, *, most: int) -> Tensor:
     """Directions (width, rank) in which a table varies over the calibration rows, strongest first.
 
-    Their lengths make the table vary along each by the square root of what it does: a ridge then pulls weak directions
-    less than it would, and not as little as if all were alike. `share` is that of the rows at every point.
+    Directions are scaled by variance^(-1/4), between no scaling and full whitening, so that a ridge shrinks weak ones
+    less than without scaling. `share` is that of the rows at every point.
     """
     weighted = mean * share.sqrt()[:, None]
     # The smaller of the two products has the same eigenvalues.

@@ -122,13 +122,13 @@ class WeakSpot:
         )
         if len(self.interaction) > 1:
             sentences += (
-                f" The interaction of {term_name(self.interaction)} would tell {self.gain:.0%} of them; "
+                f" The interaction of {term_name(self.interaction)} would explain {self.gain:.0%} of them; "
                 f"fit with interactions=[..., {self.interaction!r}]."
             )
         elif self.interaction:
             sentences += (
-                f" {self.interaction[0]} alone would tell {self.gain:.0%} of them: its function is finer "
-                "than its table, or other than on average there."
+                f" {self.interaction[0]} alone would explain {self.gain:.0%} of them: its curve has more "
+                "detail than its table, or differs in this region."
             )
         return sentences
 
