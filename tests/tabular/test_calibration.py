@@ -24,7 +24,7 @@ from nobsp.tabular.correction import (
     fit_correction,
     judge,
     judge_around,
-    level_strengths,
+    tied_strengths,
 )
 from nobsp.tabular.grids import FULL, MAIN_ROWS
 from tests.tabular.nets import Net, additive, net, table
@@ -225,8 +225,8 @@ def test_strengths_are_found_from_a_likely_one_without_trying_all(seed: int, lik
         around.errors[:, was_judged], everywhere.errors[:, was_judged], within=COEFFICIENTS
     )
     # From where it ends, no neighbour is as good: what is taken is the strongest of those that are level.
-    level = level_strengths(around.errors).any(1).nonzero().flatten()
-    assert bool(was_judged[level].all())
+    tied = tied_strengths(around.errors).any(1).nonzero().flatten()
+    assert bool(was_judged[tied].all())
     if bool(was_judged[everywhere.errors.sum(0).argmin(0)].all()):
         assert around.best.tolist() == everywhere.best.tolist()
 

@@ -10,7 +10,7 @@ from nobsp._typing import FloatArray, TableLike
 from nobsp.frames import take_rows
 from nobsp.numerics import evenly_spaced
 from nobsp.tabular.explanation import Explanation, carry_over
-from nobsp.tabular.functions import Functions, copies_of
+from nobsp.tabular.functions import Functions, resampled_deviations
 from nobsp.tabular.indexing import Term
 from nobsp.tabular.lookup import Chunk, TermTable, read_columns
 
@@ -37,7 +37,7 @@ class Deviations:
         self._mix = mix_outputs(account, functions)
         if self._mix is None:
             return
-        self._copies = dict(copies_of(functions))
+        self._copies = dict(resampled_deviations(functions))
         columns, _ = read_columns(functions, _some_rows(rows.data, self.positions))
         self._chunk = Chunk(columns, slice(0, len(self.positions)), functions.column_names)
         if account.scale != "output":

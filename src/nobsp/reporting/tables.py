@@ -26,7 +26,7 @@ from nobsp.reporting.audits import (
 )
 from nobsp.reporting.packing import Fact, Labels, Names, PageData, known, packed, packed_codes
 from nobsp.tabular.explanation import Explanation
-from nobsp.tabular.functions import Functions, measure_bands
+from nobsp.tabular.functions import Functions, with_bands
 from nobsp.tabular.health import outside_finding
 from nobsp.tabular.lookup import (
     Chunk,
@@ -252,7 +252,7 @@ def _other_class(labels: ArrayLike | None, positive: str) -> str | None:
 
 def _fit_on_page(explanation: Explanation, functions: Functions) -> Shown:
     """Rows read from the tables as the page reads them, beside what only the network could tell."""
-    functions = measure_bands(functions)
+    functions = with_bands(functions)
     columns, n_rows = read_columns(functions, explanation.data)
     every_value, _ = read_tables(functions, columns, n_rows)
     strengths = _mean_size(every_value).sum(1)

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from nobsp.network.inputs import Subset
 from nobsp.numerics import evenly_spaced
-from nobsp.tabular.correction import Fit, level_strengths
+from nobsp.tabular.correction import Fit, tied_strengths
 from nobsp.tabular.features import Points
 from nobsp.tabular.lookup import Array, Chunk
 from nobsp.tabular.tables import TablePiece, occupancy, purify, read, transfer
 
-# Copies of the calibration that bands are made of.
-COPIES = 64
-# Rows on which the copies' priors are read: the correction's share of a band changes little with more.
+# Resamples of the calibration that bands are made of.
+N_RESAMPLES = 64
+# Rows on which the resamples' priors are read: the correction's share of a band changes little with more.
 _PRIOR_ROWS = 2048
 # Most bytes of deviations; where all terms and outputs together take more, none are kept.
 _MOST_BYTES = 1 << 28
@@ -42,17 +42,17 @@ class Traces:
 
 
 @dataclass(frozen=True, eq=False)
-class Copies:
+class Resamples:
     """What other calibrations of the same kind would have given, as deviations from this one."""
 
     spreads: dict[int, Tensor]  # per feature how far its curve moves, (points, outputs)
-    deviations: dict[Subset, Tensor]  # per term, copy by copy, (copies, nodes, outputs)
+    deviations: dict[Subset, Tensor]  # per term, resample by resample, (resamples, nodes, outputs)
 
 
-def copy_functions(fit: Fit, traces: Traces) -> Copies:
+def resample_functions(fit: Fit, traces: Traces) -> Resamples:
     """How far functions move from calibration to calibration.
 
-    Every copy draws the calibration rows and the background rows anew, with replacement. Prior and margins are made
+    Every resample draws the calibration rows and the background rows anew, with replacement. Prior and margins are made
     again from what each background row gave; the correction follows to first order from the influence of the rows,
 
         δ_w − δ = (TᵀT/n + λI)⁻¹ [ Σ_i (w_i − 1) t_i e_i + Σ_i t_i (prior − prior_w)_i ] / n,
@@ -62,84 +62,94 @@ def copy_functions(fit: Fit, traces: Traces) -> Copies:
     the band on both sides.
     """
     if not traces.mains:
-        return Copies({}, {})
+        return Resamples({}, {})
     generator = np.random.default_rng(0)
     chunk = fit.sample.chunk()
     draws = _draw_rows(fit, generator)
-    priors = _copy_priors(traces, chunk, draws, generator)
+    priors = _resample_priors(traces, chunk, draws, generator)
 
     system = _System.of(fit)
-    deltas = _copy_corrections(fit, system, draws, priors, generator)
+    corrections = _resample_corrections(fit, system, draws, priors, generator)
     pull = system.pull_of_ridge(fit)
-    ways = torch.from_numpy(generator.standard_normal(len(draws)))[:, None, None]
+    # The ridge pulls every resample along one direction, some more and some less.
+    pull_sizes = torch.from_numpy(generator.standard_normal(len(draws)))[:, None, None]
+    keeps_deviations = _count_bytes(fit) <= _MOST_BYTES
 
     spreads = {}
     deviations = {}
-    n_bytes = 0
     start = 0
     for piece in fit.pieces:
         columns = slice(start, start + piece.rank)
         start = columns.stop
         if not isinstance(piece, TablePiece) or not piece.points:
             continue
+
         basis = piece.basis[piece.held()]
-        copies = torch.einsum("pr,cro->cpo", basis, deltas[:, columns])
+        resamples = torch.einsum("pr,cro->cpo", basis, corrections[:, columns])
         if piece.term in priors:
-            copies = copies + priors[piece.term]
+            resamples = resamples + priors[piece.term]
         pulled = basis @ pull[columns]
+
         if len(piece.term) == 1:
-            copies = _centre_copies(copies, piece.points[0], chunk, draws)
+            resamples = _centre_curves(resamples, piece.points[0], chunk, draws)
             pulled = pulled - occupancy(piece.points[0], chunk) @ pulled
-            spreads[piece.term[0]] = (copies.var(0, correction=1) + pulled.square()).sqrt()
-        else:
-            copies = _centre_on_rows(piece, copies, fit, draws)
+            spreads[piece.term[0]] = (resamples.var(0, correction=1) + pulled.square()).sqrt()
+        elif keeps_deviations:
+            resamples = _centre_on_rows(piece, resamples, fit, draws)
             pulled = _centre_on_rows(piece, pulled[None], fit, np.ones_like(draws[:1]))[0]
-        moved = (copies - copies.mean(0) + ways * pulled).float()
-        n_bytes += moved.numel() * moved.element_size()
-        deviations[piece.term] = moved
-        if n_bytes > _MOST_BYTES:
-            deviations.clear()
-    is_whole = n_bytes <= _MOST_BYTES
-    return Copies(spreads, deviations if is_whole else {})
+
+        if keeps_deviations:
+            moved = resamples - resamples.mean(0) + pull_sizes * pulled
+            deviations[piece.term] = moved.float()
+    return Resamples(spreads, deviations)
+
+
+def _count_bytes(fit: Fit) -> int:
+    """What the deviations of all terms take in single precision."""
+    n_outputs = fit.regression.outputs.shape[1]
+    n_nodes = sum(
+        len(piece.basis) for piece in fit.pieces if isinstance(piece, TablePiece) and piece.points
+    )
+    return N_RESAMPLES * n_nodes * n_outputs * torch.finfo(torch.float32).bits // 8
 
 
 def _draw_rows(fit: Fit, generator: np.random.Generator) -> Array:
-    """How often each copy draws each row, (copies, rows); rows that belong together are drawn together."""
+    """How often each resample draws each row, (resamples, rows); rows that belong together are drawn together."""
     units = fit.sample.units()
     n_units = int(units.max()) + 1
-    drawn = generator.multinomial(n_units, np.full(n_units, 1 / n_units), size=COPIES)
+    drawn = generator.multinomial(n_units, np.full(n_units, 1 / n_units), size=N_RESAMPLES)
     return drawn[:, units].astype(np.float64)
 
 
-def _centre_copies(curves: Tensor, points: Points, chunk: Chunk, draws: Array) -> Tensor:
-    """Curves of the copies, each less its mean over the rows that its copy drew."""
+def _centre_curves(curves: Tensor, points: Points, chunk: Chunk, draws: Array) -> Tensor:
+    """Curves of the resamples, each less its mean over the rows that its resample drew."""
     shares = torch.stack([occupancy(points, chunk, draw) for draw in draws])
     means = torch.einsum("cp,cpo->co", shares, curves)
     return curves - means[:, None]
 
 
-def _centre_on_rows(piece: TablePiece, copies: Tensor, fit: Fit, draws: Array) -> Tensor:
-    """Grids of the copies, each less its mean over some of the rows that its copy drew."""
+def _centre_on_rows(piece: TablePiece, resamples: Tensor, fit: Fit, draws: Array) -> Tensor:
+    """Grids of the resamples, each less its mean over some of the rows that its resample drew."""
     few = evenly_spaced(len(fit.sample), _PRIOR_ROWS)
     chunk = fit.sample.take(few).chunk()
-    n_copies, _, n_outputs = copies.shape
+    n_resamples, _, n_outputs = resamples.shape
 
-    values = read(piece.table(copies.movedim(0, 1).flatten(1)), chunk)
-    values = values.reshape(len(few), n_copies, n_outputs)
+    values = read(piece.table(resamples.movedim(0, 1).flatten(1)), chunk)
+    values = values.reshape(len(few), n_resamples, n_outputs)
     counts = torch.from_numpy(draws[:, few])
     means = torch.einsum("cr,rco->co", counts, values) / counts.sum(1, keepdim=True).clamp_min(1)
-    return copies - means[:, None]
+    return resamples - means[:, None]
 
 
-def _copy_priors(
+def _resample_priors(
     traces: Traces, chunk: Chunk, draws: Array, generator: np.random.Generator
 ) -> dict[Subset, Tensor]:
-    """Every table's prior in every copy: other background rows, and margins over other rows."""
-    copies = len(draws)
+    """Every table's prior in every resample: other background rows, and margins over other rows."""
+    n_resamples = len(draws)
     n_background = next(iter(traces.mains.values()))[1].shape[0]
-    of_mains = _draw_background(n_background, copies, generator)
+    of_mains = _draw_background(n_background, n_resamples, generator)
     priors: dict[Subset, Tensor] = {
-        (feature,): _average_copies(outputs, of_mains)
+        (feature,): _average_background(outputs, of_mains)
         for feature, (_, outputs) in traces.mains.items()
     }
     for grids, lines in (
@@ -149,33 +159,36 @@ def _copy_priors(
         if not grids:
             continue
         n_background = next(iter(grids.values())).shape[0]
-        of_grids = _draw_background(n_background, copies, generator)
+        of_grids = _draw_background(n_background, n_resamples, generator)
         shares = {
             feature: torch.stack([occupancy(points, chunk, draw) for draw in draws])
             for feature, (points, _) in lines.items()
         }
         for term, outputs in grids.items():
-            pure = _purify_copies(_average_copies(outputs, of_grids), [shares[k] for k in term])
+            pure = _purify_each(_average_background(outputs, of_grids), [shares[k] for k in term])
             priors[term] = pure.flatten(1, -2)
             _take_margins_out(priors, traces.mains, lines, term, pure, of_mains.double())
 
     return priors
 
 
-def _draw_background(count: int, copies: int, generator: np.random.Generator) -> Tensor:
-    """The share that each copy gives each background row, (copies, background)."""
-    drawn = generator.multinomial(count, np.full(count, 1 / count), size=copies)
+def _draw_background(count: int, n_resamples: int, generator: np.random.Generator) -> Tensor:
+    """The share that each resample gives each background row, (resamples, background)."""
+    drawn = generator.multinomial(count, np.full(count, 1 / count), size=n_resamples)
     return torch.from_numpy(drawn / count).to(torch.float32)
 
 
-def _average_copies(outputs: Tensor, drawn: Tensor) -> Tensor:
-    """Per copy the mean over the background rows that it drew."""
+def _average_background(outputs: Tensor, drawn: Tensor) -> Tensor:
+    """Per resample the mean over the background rows that it drew."""
     return torch.einsum("ck,k...->c...", drawn, outputs).double()
 
 
-def _purify_copies(tables: Tensor, shares: Sequence[Tensor]) -> Tensor:
-    """Every copy's grid without its margins over the rows that the copy drew."""
-    grids = [purify(table, [share[copy] for share in shares]) for copy, table in enumerate(tables)]
+def _purify_each(tables: Tensor, shares: Sequence[Tensor]) -> Tensor:
+    """Every resample's grid without its margins over the rows that the resample drew."""
+    grids = []
+    for number, table in enumerate(tables):
+        own_shares = [share[number] for share in shares]
+        grids.append(purify(table, own_shares))
     return torch.stack(grids)
 
 
@@ -190,13 +203,13 @@ def _take_margins_out(
     """Takes what a term's grid does on average over the background out of its features' own priors."""
     places = [lines[feature][1] for feature in term]
     for side, feature in enumerate(term):
-        margin = _copy_margin(pure, places, side, drawn)
+        margin = _resampled_margin(pure, places, side, drawn)
         moved = transfer(lines[feature][0], margin.movedim(0, 1), mains[feature][0])
         priors[feature,] = priors[feature,] - moved.movedim(1, 0)
 
 
-def _copy_margin(pure: Tensor, places: Sequence[Tensor], side: int, drawn: Tensor) -> Tensor:
-    """Per copy, a grid along one side, averaged over the background rows that the copy drew."""
+def _resampled_margin(pure: Tensor, places: Sequence[Tensor], side: int, drawn: Tensor) -> Tensor:
+    """Per resample, a grid along one side, averaged over the background rows that the resample drew."""
     others = [share for other, share in enumerate(places) if other != side]
     grids = pure.movedim(side + 1, 1)
     if len(others) == 1:
@@ -220,7 +233,7 @@ class _System:
         return cls(values.clamp_min(0), vectors)
 
     def solve(self, right: Tensor, ridge: Tensor) -> Tensor:
-        """(TᵀT/n + λI)⁻¹ of every copy's right-hand side; one λ per copy and output."""
+        """(TᵀT/n + λI)⁻¹ of every resample's right-hand side; one λ per resample and output."""
         turned = torch.einsum("pk,cpo->cko", self.vectors, right)
         shrunk = turned / (self.values[None, :, None] + ridge[:, None]).clamp_min(_LEAST)
         return torch.einsum("pk,cko->cpo", self.vectors, shrunk)
@@ -232,52 +245,52 @@ class _System:
         return self.vectors @ (turned * ridge / (self.values[:, None] + ridge).clamp_min(_LEAST))
 
 
-def _copy_corrections(
+def _resample_corrections(
     fit: Fit,
     system: _System,
     draws: Array,
     priors: Mapping[Subset, Tensor],
     generator: np.random.Generator,
 ) -> Tensor:
-    """The correction in every copy, (copies, columns, outputs)."""
+    """The correction in every resample, (resamples, columns, outputs)."""
     regression = fit.regression
     target = regression.outputs - regression.prior
     cross = regression.terms.T @ (target - target.mean(0)) / len(target)
 
-    change = _change_of_rows(fit, draws) + _change_of_priors(fit, priors, copies=len(draws))
+    change = _change_of_rows(fit, draws) + _change_of_priors(fit, priors, n_resamples=len(draws))
     return system.solve(change + cross, _draw_strengths(fit, len(draws), generator))
 
 
 def _change_of_rows(fit: Fit, draws: Array) -> Tensor:
-    """Σ_i (w_i − 1) t_i e_i / n in every copy."""
+    """Σ_i (w_i − 1) t_i e_i / n in every resample."""
     terms = fit.regression.terms
     residuals = fit.held_out.chosen()
     surplus = torch.from_numpy(draws) - 1
-    # One output at a time: copies × rows × columns would not fit.
+    # One output at a time: resamples × rows × columns would not fit.
     changes = [surplus @ (terms * residual[:, None]) for residual in residuals.unbind(1)]
     return torch.stack(changes, 2) / len(terms)
 
 
-def _change_of_priors(fit: Fit, priors: Mapping[Subset, Tensor], *, copies: int) -> Tensor:
-    """Σ_i t_i (prior − prior_w)_i / n in every copy, read on some of the rows."""
+def _change_of_priors(fit: Fit, priors: Mapping[Subset, Tensor], *, n_resamples: int) -> Tensor:
+    """Σ_i t_i (prior − prior_w)_i / n in every resample, read on some of the rows."""
     n_rows, n_outputs = fit.regression.outputs.shape
     few = evenly_spaced(n_rows, _PRIOR_ROWS)
     chunk = fit.sample.take(few).chunk()
     terms = fit.regression.terms[torch.from_numpy(few)]
 
-    moved = torch.zeros(len(few), copies * n_outputs, dtype=torch.float64)
+    moved = torch.zeros(len(few), n_resamples * n_outputs, dtype=torch.float64)
     for piece in fit.pieces:
         if isinstance(piece, TablePiece) and piece.term in priors:
             difference = piece.prior[None] - priors[piece.term]
             moved += read(piece.table(difference.movedim(0, 1).flatten(1)), chunk)
-    moved = (moved - moved.mean(0)).reshape(len(few), copies, n_outputs)
+    moved = (moved - moved.mean(0)).reshape(len(few), n_resamples, n_outputs)
     return torch.einsum("rp,rco->cpo", terms - terms.mean(0), moved) / len(few)
 
 
-def _draw_strengths(fit: Fit, copies: int, generator: np.random.Generator) -> Tensor:
-    """Per copy and output a strength that the folds cannot tell from the best, in units of the products' mean."""
-    level = level_strengths(fit.held_out.errors).numpy()
-    drawn = [generator.choice(np.flatnonzero(column), size=copies) for column in level.T]
+def _draw_strengths(fit: Fit, n_resamples: int, generator: np.random.Generator) -> Tensor:
+    """Per resample and output a strength that the folds cannot tell from the best, in units of the products' mean."""
+    tied = tied_strengths(fit.held_out.errors).numpy()
+    drawn = [generator.choice(np.flatnonzero(column), size=n_resamples) for column in tied.T]
     positions = torch.from_numpy(np.stack(drawn, 1))
     alphas = torch.tensor(fit.alphas, dtype=torch.float64)
     return alphas[positions] * fit.regression.scale

@@ -29,7 +29,7 @@ from nobsp.network.guest import use_threads
 from nobsp.network.inputs import Subset, Summary
 from nobsp.network.readout import Readout, Represent, as_model_takes
 from nobsp.published import Published
-from nobsp.tabular.bands import Traces, copy_functions
+from nobsp.tabular.bands import Traces, resample_functions
 from nobsp.tabular.correction import Fit, share_explained
 from nobsp.tabular.examination import (
     LOW_SHARE,
@@ -45,7 +45,7 @@ from nobsp.tabular.examination import (
     terms_with,
 )
 from nobsp.tabular.features import FEW_VALUES, Domain, own_columns
-from nobsp.tabular.functions import Bands, Functions, Measure, measure_bands, measure_bands_later
+from nobsp.tabular.functions import Bands, Functions, MakeBands, make_bands_later, with_bands
 from nobsp.tabular.grids import (
     FULL,
     MEASURED_DIRECTLY,
@@ -233,7 +233,7 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
         base_values=sample.outputs.mean(0),
         strengths=terms.strengths,
         health=examine(setting, terms, validity, values, measured, meter),
-        measure=lambda: _measure_bands(terms),
+        make_bands=lambda: _resample_bands(terms),
     )
     return Estimate(
         functions=functions,
@@ -289,12 +289,12 @@ def _contributions(terms: Terms, represent: Represent, rows: Sample, batch_size:
     return torch.stack([values[term] for term in terms.order], 1)
 
 
-def _measure_bands(terms: Terms) -> Bands:
+def _resample_bands(terms: Terms) -> Bands:
     """How far functions move from calibration to calibration."""
-    copies = copy_functions(terms.fit, terms.traces)
+    resamples = resample_functions(terms.fit, terms.traces)
     return Bands(
-        spreads={feature: spread.numpy() for feature, spread in copies.spreads.items()},
-        copies={term: moved.numpy() for term, moved in copies.deviations.items()},
+        spreads={feature: spread.numpy() for feature, spread in resamples.spreads.items()},
+        deviations={term: moved.numpy() for term, moved in resamples.deviations.items()},
     )
 
 
@@ -535,7 +535,7 @@ class Estimate:
     def with_spreads(self) -> Estimate:
         """The same with bands measured, and nothing that cannot be sent to another process."""
         # A copy of the functions is without what measures the bands.
-        return replace(self, functions=replace(measure_bands(self.functions)))
+        return replace(self, functions=replace(with_bands(self.functions)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -576,12 +576,12 @@ def make_functions(
     base_values: Tensor,
     strengths: dict[Subset, float],
     health: Health,
-    measure: Measure,
+    make_bands: MakeBands,
 ) -> Functions:
     """The functions with everything that is known of them.
 
     `values` are contributions of all terms on some calibration rows, (rows, terms, outputs), and `at_baseline` those at
-    the baseline. `measure` makes the bands; it is called when they are first needed.
+    the baseline. `make_bands` is called when bands are first needed.
     """
     names = setting.names
     position = {term: number for number, term in enumerate(terms)}
@@ -605,7 +605,7 @@ def make_functions(
         ),
         reach=_usual_combinations(setting),
     )
-    measure_bands_later(functions, measure)
+    make_bands_later(functions, make_bands)
 
     return functions
 

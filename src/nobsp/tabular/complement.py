@@ -275,7 +275,7 @@ def estimate_published(setting: Setting, published: Published, strengths: Streng
         base_values=published.solution.base,
         strengths=strengths,
         health=_examine(setting, published, values, measured),
-        measure=lambda: Bands(tables.spreads()),
+        make_bands=lambda: Bands(tables.spreads()),
     )
     return Estimate(
         functions=functions,

@@ -185,8 +185,8 @@ def judge_around(
     wanted = _with_neighbours(likely, len(alphas))
     while not wanted <= held_out.judged():
         held_out = judge_also(held_out, regression, alphas, wanted)
-        level = level_strengths(held_out.errors).any(1).nonzero().flatten().tolist()
-        wanted = _with_neighbours(level, len(alphas))
+        tied = tied_strengths(held_out.errors).any(1).nonzero().flatten().tolist()
+        wanted = _with_neighbours(tied, len(alphas))
     return held_out
 
 
@@ -219,20 +219,21 @@ def _predict(system: Tensor, right: Tensor, seen: Tensor, strengths: Sequence[fl
     return predictions.view(len(seen), *solutions.shape[1:]).movedim(1, 0)
 
 
-def level_strengths(errors: Tensor) -> Tensor:
+def tied_strengths(errors: Tensor) -> Tensor:
     """Which strengths the folds cannot tell from the best: within one standard error of it, (strengths, outputs)."""
     folds, _, outputs = errors.shape
     best = errors.sum(0).argmin(0)
     worse = errors - errors.gather(1, best.expand(folds, 1, outputs))
     standard_error = worse.std(0, correction=0) / max(folds - 1, 1) ** 0.5
-    level: Tensor = worse.mean(0) <= standard_error
-    return level
+    tied: Tensor = worse.mean(0) <= standard_error
+    return tied
 
 
 def choose_strength(errors: Tensor) -> Tensor:
     """Per output the strongest ridge that the folds cannot tell from the best one: in doubt the prior decides."""
-    level = level_strengths(errors)
-    return torch.where(level, torch.arange(len(level))[:, None], -1).amax(0)
+    tied = tied_strengths(errors)
+    positions = torch.arange(len(tied))[:, None]
+    return torch.where(tied, positions, -1).amax(0)
 
 
 def fit_correction(regression: Regression, alphas: Tensor) -> Correction:

@@ -36,7 +36,7 @@ from nobsp.tabular.features import input_values
 from nobsp.tabular.fewest import FewestFeatures, fewest_features
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fitted import METHODS, Fitted, removal_effects, stand_ins
-from nobsp.tabular.functions import Functions, function_of, measure_bands
+from nobsp.tabular.functions import Functions, function_of, with_bands
 from nobsp.tabular.health import (
     ExplainedWorseWarning,
     Health,
@@ -686,7 +686,7 @@ class NObSP(Explainer):
 
         `Functions.with_classes` makes a classifier of functions whose model does not name its classes.
         """
-        functions = measure_bands(self._fitted.functions)
+        functions = with_bands(self._fitted.functions)
         classes = classes_of_model(self.model, len(functions.output_names))
         if classes is None:
             return functions

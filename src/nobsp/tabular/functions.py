@@ -70,13 +70,15 @@ VERSION = 5
 class Bands(NamedTuple):
     """How far functions move from calibration to calibration."""
 
-    spreads: dict[int, FloatArray]  # per feature, (points, outputs)
-    # Per term deviations of other such calibrations, (copies, nodes, outputs); empty where there are none.
-    copies: Mapping[tuple[int, ...], AnyArray] = MappingProxyType({})
+    # Standard deviation per feature, (points, outputs): what curves are drawn with.
+    spreads: dict[int, FloatArray]
+    # Per term what each resampled calibration differs by, (resamples, nodes, outputs): read by comparisons alone, and
+    # empty where nothing was resampled.
+    deviations: Mapping[tuple[int, ...], AnyArray] = MappingProxyType({})
 
 
-# What measures bands when they are asked for.
-Measure = Callable[[], Bands]
+# Makes the bands when they are first needed.
+MakeBands = Callable[[], Bands]
 
 # Numbers with at most so many distinct values are drawn at these.
 _FEW_POINTS = 30
@@ -157,15 +159,15 @@ class Functions:
     are_probabilities: bool = False
     history: tuple[Edit, ...] = ()
     former: Functions | None = None
-    _measure: Measure | None = field(default=None, init=False, compare=False)
-    # Deviations of other such calibrations, which files do not hold; see `Bands`.
-    _copies: Mapping[tuple[int, ...], AnyArray] = field(
+    # Both are not part of copies made with `replace`, nor of files: whoever copies calls `with_bands` first.
+    _make_bands: MakeBands | None = field(default=None, init=False, compare=False)
+    _deviations: Mapping[tuple[int, ...], AnyArray] = field(
         default_factory=dict, init=False, compare=False
     )
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickled with its bands: what measures them holds the calibration rows, and stays here."""
-        return {**measure_bands(self).__dict__, "_measure": None, "_copies": {}}
+        return {**with_bands(self).__dict__, "_make_bands": None, "_deviations": {}}
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -368,7 +370,7 @@ class Functions:
         if link == "identity":
             link = "sigmoid" if len(self.output_names) == 1 else "softmax"
         names = check_classes(classes, len(self.output_names))
-        return replace(measure_bands(self), classes=names, link=link)
+        return replace(with_bands(self), classes=names, link=link)
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
@@ -418,8 +420,9 @@ class Functions:
         """Every feature's function with its band, as a tidy table; see `NObSP.curves`."""
         require_whole_number("points", points, least=2)
         require_number("level", level, above=0, below=1)
-        spreads = measure_bands(self).spreads
-        deviations = NormalDist().inv_cdf(0.5 + level / 2)
+        spreads = with_bands(self).spreads
+        # Bands are normal: so many standard deviations either way.
+        z = NormalDist().inv_cdf(0.5 + level / 2)
 
         parts: dict[str, list[AnyArray]] = {name: [np.zeros(0)] for name in _CURVE_COLUMNS}
         for table in self.tables:
@@ -427,8 +430,8 @@ class Functions:
                 continue
             feature = table.features[0]
             spread = spreads.get(feature)
-            bands = None if spread is None else deviations * spread
-            curve = _draw(self.features[feature], table, bands, int(points))
+            half_widths = None if spread is None else z * spread
+            curve = _draw(self.features[feature], table, half_widths, int(points))
             for position, output in enumerate(self.output_names):
                 columns = curve.columns(self.features[feature].name, output, position)
                 for name, column in zip(_CURVE_COLUMNS, columns, strict=True):
@@ -510,7 +513,7 @@ class Functions:
             >>> rising.history[0].rule, rising.undo() is functions
             ('increasing', True)
         """
-        return edit(measure_bands(self), feature, rule, X, output=output, model=model)
+        return edit(with_bands(self), feature, rule, X, output=output, model=model)
 
     def cap(
         self,
@@ -532,9 +535,7 @@ class Functions:
             output: The output that the bounds are for; all when None.
             model: The model, its explainer, or its outputs for the rows.
         """
-        return cap(
-            measure_bands(self), feature, X, least=least, most=most, output=output, model=model
-        )
+        return cap(with_bands(self), feature, X, least=least, most=most, output=output, model=model)
 
     def drop(
         self, feature: str, X: TableLike, *, take_over: bool = False, model: ModelLike = None
@@ -550,7 +551,7 @@ class Functions:
             take_over: Whether the others do take over what they can.
             model: The model, its explainer, or its outputs for the rows.
         """
-        return drop(measure_bands(self), feature, X, take_over=take_over, model=model)
+        return drop(with_bands(self), feature, X, take_over=take_over, model=model)
 
     def undo(self, steps: int = 1) -> Functions:
         """The functions before the last change, or so many changes ago."""
@@ -696,7 +697,7 @@ class Functions:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything to one safetensors file, atomically; docs/compiled-format.md describes it."""
-        serialization.save(path, measure_bands(self), kind=KIND, version=VERSION)
+        serialization.save(path, with_bands(self), kind=KIND, version=VERSION)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -835,25 +836,25 @@ CLASSES = (
 )
 
 
-def measure_bands(functions: Functions) -> Functions:
-    """The same functions with what bands are made of, measured now if it was not yet."""
-    measure = functions._measure
-    if measure is not None and not functions.spreads:
-        bands = measure()
+def with_bands(functions: Functions) -> Functions:
+    """The same functions with their bands, which are made now if they were not yet."""
+    make_bands = functions._make_bands
+    if make_bands is not None and not functions.spreads:
+        bands = make_bands()
         functions.spreads.update(bands.spreads)
-        object.__setattr__(functions, "_copies", dict(bands.copies))
-        object.__setattr__(functions, "_measure", None)  # it holds the calibration rows
+        object.__setattr__(functions, "_deviations", dict(bands.deviations))
+        object.__setattr__(functions, "_make_bands", None)  # it holds the calibration rows
     return functions
 
 
-def copies_of(functions: Functions) -> Mapping[tuple[int, ...], AnyArray]:
+def resampled_deviations(functions: Functions) -> Mapping[tuple[int, ...], AnyArray]:
     """Per term deviations of other such calibrations; empty for functions from a file."""
-    return measure_bands(functions)._copies
+    return with_bands(functions)._deviations
 
 
-def measure_bands_later(functions: Functions, measure: Measure) -> None:
+def make_bands_later(functions: Functions, make_bands: MakeBands) -> None:
     """Bands take a while, so they wait until they are asked for."""
-    object.__setattr__(functions, "_measure", measure)
+    object.__setattr__(functions, "_make_bands", make_bands)
 
 
 def _count_processors() -> int:
