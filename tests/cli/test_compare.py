@@ -35,6 +35,10 @@ def test_two_models_are_compared_on_the_same_rows(nobsp, tmp_path):
     assert summary["kind"] == "functions"
     assert summary["explained"][0] <= 1
     assert list(summary["files"]) == ["comparison.csv"]
+    # Every interval is beside the number it is of.
+    for part in summary["parts"]:
+        assert part["lower"] <= part["gap"] <= part["upper"]
+        assert 0 <= part["change_lower"] <= part["change"] <= part["change_upper"]
 
 
 def test_models_and_tables_at_once_have_three_parts(nobsp, tmp_path):

@@ -359,3 +359,60 @@ def test_how_much_terms_explain_counts_rows_by_their_weights(explainer, other):
     assert_same_to_rounding(weighted.explained, longer.explained, within=CONTRIBUTIONS)
     assert_same_to_rounding(weighted.change.value, longer.change.value, within=CONTRIBUTIONS)
     assert weighted.explained != nobsp.compare(explainer(X), other(X), draws=100).explained
+
+
+def codes(comparison):
+    return [finding.code for finding in comparison.findings]
+
+
+def test_one_training_of_each_is_said_to_tell_nothing_of_training_again(pairs, explainer):
+    changed = pairs["functions"]
+    assert changed.changed() == ("x0",)
+    assert "one_training" in codes(changed)
+    assert "one training of each" in changed.headline
+    assert "one_training" in codes(pairs["both"])
+    assert "one_training" not in codes(pairs["rows"])
+    # Where nothing lies apart there is nothing to take back.
+    again = nobsp.NObSP(curved, interactions=[("x1", "x2")]).fit(rows(12, 500))
+    same = nobsp.compare(explainer(rows(2)), again(rows(2)), draws=100)
+    assert same.changed() == ()
+    assert "one_training" not in codes(same)
+
+
+def test_models_that_predict_the_same_are_said_to(explainer):
+    def shifted(X):
+        return curved(X) + 2.5 + 1e-9 * np.sin(50 * X[:, 0] * X[:, 2])
+
+    second = nobsp.NObSP(shifted, interactions=[("x1", "x2")]).fit(rows(1, 500))
+    X = rows(8)
+    comparison = nobsp.compare(second(X), explainer(X), draws=100)
+    assert np.isnan(comparison.explained).all()
+    assert "constant of +2.5" in comparison.headline
+    assert "little_explained" not in codes(comparison)
+
+
+@pytest.mark.parametrize("interactions", [0, [("x0", "x2")], [("x0", "x1", "x2")]])
+def test_other_interactions_alone_make_no_function_of_both_changed(interactions):
+    def correlated(seed):
+        generator = np.random.default_rng(seed)
+        common = generator.normal(size=(600, 1))
+        return 0.9 * common + 0.4 * generator.normal(size=(600, 3))
+
+    def product(X):
+        return X[:, 0] * X[:, 1] + X[:, 2]
+
+    first = nobsp.NObSP(product, interactions=[("x0", "x1")]).fit(correlated(0))
+    second = nobsp.NObSP(product, interactions=interactions).fit(correlated(0))
+    comparison = nobsp.compare(first(correlated(1)), second(correlated(1)), draws=100)
+    assert comparison.changed() == ()
+    assert "terms_differ" in codes(comparison)
+
+
+def test_the_same_rows_twice_are_told_once(explainer, other):
+    X = rows(13, 200, shift=9.0)
+    twice = nobsp.compare(explainer(X), explainer(X.copy()), draws=100)
+    assert "same_accounts" in codes(twice)
+    assert np.abs(twice.gap.value).max() == 0
+    assert "200 and 200 rows" in repr(twice)
+    assert codes(nobsp.compare(explainer(X), other(X), draws=100)).count("outside") == 1
+    assert codes(twice).count("outside") == 2

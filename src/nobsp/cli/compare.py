@@ -201,22 +201,22 @@ def _summarise(output: OutputOptions, comparison: Comparison) -> dict[str, Any]:
         return float(value) if np.isfinite(value) else None
 
     parts = []
-    measured = comparison.gap if comparison.change is None else comparison.change
     for position, name in enumerate(comparison.output_names):
         for entry, label in enumerate(comparison.entries):
-            parts.append(
-                {
-                    "output": name,
-                    "term": label,
-                    "gap": number(comparison.gap.value[entry, position]),
-                    "lower": number(measured.lower[entry, position]),
-                    "upper": number(measured.upper[entry, position]),
-                    "change": None
-                    if comparison.change is None
-                    else number(comparison.change.value[entry, position]),
-                    "false_discovery_rate": number(comparison.q_value[entry, position]),
-                }
-            )
+            part: dict[str, Any] = {
+                "output": name,
+                "term": label,
+                "gap": number(comparison.gap.value[entry, position]),
+                "lower": number(comparison.gap.lower[entry, position]),
+                "upper": number(comparison.gap.upper[entry, position]),
+            }
+            change = comparison.change
+            if change is not None:
+                part["change"] = number(change.value[entry, position])
+                part["change_lower"] = number(change.lower[entry, position])
+                part["change_upper"] = number(change.upper[entry, position])
+            part["false_discovery_rate"] = number(comparison.q_value[entry, position])
+            parts.append(part)
     return {
         "kind": comparison.kind,
         "names": list(comparison.names),
@@ -239,12 +239,16 @@ def _describe(summary: Mapping[str, Any]) -> Sequence[str]:
     # Others begin with a name, which is written as it is.
     lines = [f"{headline[0].upper()}{headline[1:]}." if by_change else f"{headline}."]
     key = "change" if by_change else "gap"
+    low, high = ("change_lower", "change_upper") if by_change else ("lower", "upper")
+    # A spread has no sign.
+    digits = ".4g" if by_change else "+.4g"
     known = [part for part in summary["parts"] if part[key] is not None]
     known.sort(key=lambda part: -abs(part[key]))
     for part in known[:_MOST_PARTS]:
         several = len(summary["total"]) > 1
         name = f"{part['output']}, {part['term']}" if several else part["term"]
-        lines.append(f"  {name}: {part[key]:+.4g} [{part['lower']:+.4g}, {part['upper']:+.4g}]")
+        interval = f"[{part[low]:{digits}}, {part[high]:{digits}}]"
+        lines.append(f"  {name}: {part[key]:{digits}} {interval}")
     lines += [
         ": ".join(filter(None, (finding["severity"], finding["subject"], finding["message"])))
         for finding in summary["findings"]

@@ -178,16 +178,16 @@ def _root_interval(variances: FloatArray, drawn: FloatArray, level: float) -> Es
     return Estimates(value=spread, lower=np.minimum(lower, spread), upper=np.maximum(upper, spread))
 
 
-def p_values_of_gaps(gaps: FloatArray, drawn: FloatArray) -> FloatArray:
-    """Two-sided probability of so large a gap where there is none; draws scatter normally around it."""
-    from scipy.stats import norm
+def p_values_of_gaps(gaps: FloatArray, drawn: FloatArray, freedom: FloatArray) -> FloatArray:
+    """Two-sided probability of so large a gap where there is none, by Student's distribution (Welch's test)."""
+    from scipy.stats import t
 
     scatter = drawn.std(0, ddof=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         deviations = np.abs(gaps) / scatter
     # Without scatter a gap is there or not.
     deviations = np.where(scatter > 0, deviations, np.where(gaps == 0, 0.0, np.inf))
-    return np.asarray(2 * norm.sf(deviations))
+    return np.asarray(2 * t.sf(deviations, freedom))
 
 
 def false_discovery_rates(p_values: FloatArray) -> FloatArray:

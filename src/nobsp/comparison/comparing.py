@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,10 +26,11 @@ from nobsp.comparison.pairing import (
     pair_of,
     require_alike,
     require_names,
+    same_rows,
     side_of,
 )
 from nobsp.comparison.result import Comparison, Estimates
-from nobsp.comparison.sampling import Sampled, draw, gap_draws, gap_of, threefold
+from nobsp.comparison.sampling import Drawn, Sampled, draw, gap_draws, gap_of, threefold
 from nobsp.comparison.stacks import Stacks, common_terms
 from nobsp.comparison.trainings import Accounts, accounts_of, average, require_trainings
 from nobsp.tabular.explanation import Explanation
@@ -37,6 +39,8 @@ from nobsp.tabular.indexing import term_name
 
 # Below this share of the difference of two models' predictions, that terms explain little is the headline.
 LITTLE = 0.5
+# Two models whose predictions differ by a smaller share of their spread, from row to row, predict the same.
+ROUNDING = 1e-6
 # A residual's part of a gap is worth telling above this share of the gap, where its interval is off zero.
 LARGE_RESIDUAL = 0.1
 
@@ -108,6 +112,7 @@ def compare(
     names = require_names(names)
     level = require_number("level", level, above=0, below=1)
     require_whole_number("draws", draws, least=100)
+    _require_draws_beyond(level, draws)
     require_number("least_change", least_change, least=0)
     kind = find_kind(first, second)
     if max(map(len, trainings)) > 1:
@@ -133,7 +138,7 @@ def compare(
     p_values = (
         changes.p_values
         if changes is not None
-        else p_values_of_gaps(estimates["gap"].value, gap_draws(kind, sampled)[:, :-1])
+        else _p_values_of_gaps(stacks, sampled, estimates["gap"].value)
     )
     # What has no test is neither a term nor a discovery.
     is_term = np.array([entry in stacks.term_labels for entry in stacks.entries])
@@ -163,6 +168,16 @@ def compare(
         sides=sides,
     )
     return replace(comparison, findings=sort_findings(_findings(comparison, stacks)))
+
+
+def _require_draws_beyond(level: float, draws: int) -> None:
+    """Raises where no draw is expected beyond an interval's end, which then is not known."""
+    fewest = math.ceil(round(2 / (1 - level), 6))
+    if draws < fewest:
+        raise ValueError(
+            f"level={level:g} needs draws={fewest} or more, found {draws}: an interval's end is known from the draws "
+            "beyond it."
+        )
 
 
 def _sides(
@@ -202,25 +217,47 @@ def _estimate(stacks: Stacks, sampled: Sampled, level: float) -> dict[str, Estim
     """The gap by entries, the whole gap, and where rows and functions differ its three parts."""
     means = [side.mean(values) for side, values in zip(stacks.sides, stacks.values, strict=True)]
     gap = gap_of(stacks.kind, means)
-    intervals = Estimates.of(gap, gap_draws(stacks.kind, sampled), level)
+    freedom = _freedom_of_rows(stacks)
+
+    def interval(value: FloatArray, drawn: Drawn) -> Estimates:
+        return Estimates.of(value, drawn.total, level, freedom=drawn.freedom(freedom))
+
+    intervals = interval(gap, gap_draws(stacks.kind, sampled))
     estimates = {"gap": intervals.take(slice(0, -1)), "total": intervals.take(-1)}
     if stacks.kind == "both":
         for part, value, drawn in threefold(means, sampled):
-            estimates[part] = Estimates.of(value, drawn, level).take(slice(0, -1))
+            estimates[part] = interval(value, drawn).take(slice(0, -1))
     return estimates
 
 
+def _freedom_of_rows(stacks: Stacks) -> tuple[float, float]:
+    """Degrees of freedom of the rows of a and of b."""
+    first, second = stacks.sides
+    return first.freedom, second.freedom
+
+
+def _p_values_of_gaps(stacks: Stacks, sampled: Sampled, gaps: FloatArray) -> FloatArray:
+    """Probability of gaps as large as these without any, by entries."""
+    drawn = gap_draws(stacks.kind, sampled)
+    freedom = drawn.freedom(_freedom_of_rows(stacks))
+    return p_values_of_gaps(gaps, drawn.total[:, :-1], freedom[:-1])
+
+
 def _explained(sides: tuple[Side, Side]) -> FloatArray:
-    """Per output the R² of the terms' differences, for the difference of two models' predictions."""
+    """Per output the R² of the terms' differences, for the difference of two models' predictions; NaN where none is."""
     a, b = (side.explanation for side in sides)
     weights = sides[0].weights
-    return r_squared(a.residual - b.residual, a.predictions - b.predictions, weights)
+    differences = a.predictions - b.predictions
+    shares = r_squared(a.residual - b.residual, differences, weights)
+    spreads = np.maximum(a.predictions.std(0), b.predictions.std(0))
+    return np.where(differences.std(0) > ROUNDING * spreads, shares, np.nan)
 
 
 def _findings(comparison: Comparison, stacks: Stacks) -> list[Finding]:
     """What is worth knowing before the numbers are believed."""
     findings = [
         *_explained_findings(comparison),
+        *_training_findings(comparison),
         *_residual_findings(comparison),
         *_term_findings(comparison),
     ]
@@ -235,14 +272,52 @@ def _findings(comparison: Comparison, stacks: Stacks) -> list[Finding]:
                 "many outputs. Compare with the explainer that was fitted.",
             )
         )
-    for name, side in zip(comparison.names, stacks.sides, strict=True):
+    return [*findings, *_row_findings(comparison)]
+
+
+def _row_findings(comparison: Comparison) -> list[Finding]:
+    """Rows outside what was calibrated, rows that are left out, and two accounts of the very same rows."""
+    findings = []
+    first, second = (side.explanation for side in comparison.sides)
+    if comparison.kind == "rows" and same_rows(first, second):
+        message = (
+            "Both are accounts of the same rows by the same explainer: only weights can make a gap, and intervals are "
+            "those of two tables that were drawn independently."
+        )
+        findings.append(Finding("warning", "same_accounts", "", message))
+
+    is_told_once = comparison.kind == "functions" and np.array_equal(first.outside, second.outside)
+    for name, side in zip(comparison.names, comparison.sides, strict=True):
         outside = outside_finding(side.explanation.outside, side.explanation.feature_names)
-        if outside is not None:
+        if outside is not None and not is_told_once:
             findings.append(replace(outside, subject=f"{name}: {outside.subject}"))
+        elif outside is not None and name == comparison.names[0]:
+            findings.append(outside)
         if side.n_left_out:
             message = f"{count(side.n_left_out, 'row')} without a prediction are left out."
             findings.append(Finding("note", "left_out", name, message))
     return findings
+
+
+def _training_findings(comparison: Comparison) -> list[Finding]:
+    """Two models of one training each, whose functions differ: more than calibrating does is all that is known."""
+    if comparison.kind == "rows" or comparison.n_trainings != (1, 1):
+        return []
+    n_outputs = len(comparison.output_names)
+    names = [comparison.changed(output=output) for output in range(n_outputs)]
+    if comparison.kind == "functions" and not any(names):
+        return []
+    message = (
+        "There is one training of each model. Training again, on rows of the same kind, moves functions too, and one "
+        "of each cannot tell how far: what differs here may be no more than that."
+    )
+    if comparison.kind == "functions":
+        message += (
+            " Train each three times or more and pass lists of accounts, compare([a1, a2, a3], [b1, b2, b3]), or pass "
+            "as least_change what one more training moves."
+        )
+    severity = "warning" if comparison.kind == "functions" else "note"
+    return [Finding(severity, "one_training", "", message)]
 
 
 def _explained_findings(comparison: Comparison) -> list[Finding]:

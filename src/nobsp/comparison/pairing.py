@@ -43,6 +43,12 @@ class Side:
         """Weighted mean over the rows."""
         return np.asarray(np.tensordot(self.weights, values, axes=(0, 0)))
 
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom that a scatter of its units is known with: (Σ w)² / Σ w² units, less one."""
+        totals = np.bincount(self.units, weights=self.weights)
+        return max(float(totals.sum() ** 2 / np.square(totals).sum()) - 1, 1.0)
+
 
 def require_alike(a: Explanation, b: Explanation) -> None:
     """Raises where two accounts are not of the same features, outputs and scale."""
@@ -235,8 +241,9 @@ def _read_weights(weights: ArrayLike | None, *, name: str, n_rows: int) -> Float
         )
     if not np.isfinite(numbers).all() or (numbers < 0).any():
         raise ValueError(f"sample_weight of {name} must be finite and not negative.")
-    # As shares, so that what underflows is seen to weigh nothing.
-    return np.asarray(numbers / max(numbers.sum(), np.finfo(np.float64).tiny), dtype=np.float64)
+    # As shares, so that what underflows is seen to weigh nothing; by the largest first, whose sum may overflow.
+    scaled = numbers / max(numbers.max(initial=0.0), np.finfo(np.float64).tiny)
+    return np.asarray(scaled / max(scaled.sum(), np.finfo(np.float64).tiny), dtype=np.float64)
 
 
 def _read_groups(groups: ArrayLike | None, *, name: str, n_rows: int) -> Places:

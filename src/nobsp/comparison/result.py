@@ -40,10 +40,22 @@ class Estimates:
     upper: FloatArray
 
     @classmethod
-    def of(cls, value: FloatArray, drawn: FloatArray, level: float) -> Self:
-        """Intervals that hold so large a share of the draws, (draws, …)."""
+    def of(cls, value: FloatArray, drawn: FloatArray, level: float, *, freedom: FloatArray) -> Self:
+        """Intervals that hold so large a share of the draws, (draws, …), wider where these tell of few rows.
+
+        A scatter that is known with few degrees of freedom makes Student's intervals, not normal ones: ends are taken
+        so much further from the value as Student's quantile is than the normal one (the expanded percentile interval of
+        Hesterberg, 2015).
+        """
+        from scipy.stats import norm, t
+
         lower, upper = np.quantile(drawn, [0.5 - level / 2, 0.5 + level / 2], axis=0)
-        return cls(value=value, lower=lower, upper=upper)
+        stretch = t.ppf(0.5 + level / 2, freedom) / norm.ppf(0.5 + level / 2)
+        return cls(
+            value=value,
+            lower=value + stretch * (lower - value),
+            upper=value + stretch * (upper - value),
+        )
 
     def take(self, which: Any) -> Estimates:
         """Some of the numbers."""
@@ -239,17 +251,27 @@ class Comparison:
         assert self.explained is not None
         share = float(self.explained[0])
         if np.isnan(share):
-            return "the two models predict the same, but for a constant"
+            return (
+                f"the two models predict the same, but for a constant of "
+                f"{_signed(float(self.total.value[0]))}"
+            )
         told = f"terms explain {max(share, 0.0):.2f} of how the two models' predictions differ from row to row"
         names = self.changed(output=0)
         again = "calibrating" if self.n_trainings == (1, 1) else "training"
         if not names:
             return f"{told}; no function changed by more than {again} again makes"
         listed = ", ".join(names[:_PRINTED_PARTS])
-        return f"{told}; changed by more than {again} again makes: {listed}"
+        if len(names) > _PRINTED_PARTS:
+            listed += f" and {len(names) - _PRINTED_PARTS} more"
+        if self.n_trainings != (1, 1):
+            return f"{told}; changed by more than {again} again makes: {listed}"
+        return (
+            f"{told}; one training of each cannot tell a changed function from one that training again would move; "
+            f"further apart than calibrating again makes: {listed}"
+        )
 
     def __repr__(self) -> str:
-        rows = " and ".join(f"{n:,}" for n in dict.fromkeys(self.n_rows))
+        rows = f"{self.n_rows[0]:,} and {self.n_rows[1]:,}"
         models = "two explainers"
         if self.n_trainings != (1, 1):
             models = f"{self.n_trainings[0]} and {self.n_trainings[1]} trainings"
@@ -268,11 +290,13 @@ class Comparison:
     def _strongest(self, output: int) -> list[str]:
         """The largest parts in words."""
         measured = self.change if self.change is not None else self.gap
+        # A spread has no sign.
+        text = _signed if self.change is None else _plain
         sizes = np.abs(measured.value[:, output])
         order = np.argsort(-sizes, kind="stable")[:_PRINTED_PARTS]
         return [
-            f"{self.entries[entry]} {_signed(measured.value[entry, output])} "
-            f"[{_signed(measured.lower[entry, output])}, {_signed(measured.upper[entry, output])}]"
+            f"{self.entries[entry]} {text(measured.value[entry, output])} "
+            f"[{text(measured.lower[entry, output])}, {text(measured.upper[entry, output])}]"
             for entry in order
         ]
 
@@ -281,13 +305,14 @@ class Comparison:
         tables = []
         for position, output in enumerate(self.output_names[:_PRINTED_PARTS]):
             values = measured.value[:, position]
+            text = _signed if self.change is None else _plain
             order = np.argsort(-np.abs(values), kind="stable")[:_SHOWN_PARTS]
             lines = [
                 notebook.Bar(
                     self.entries[entry],
                     float(values[entry]),
-                    f"[{_signed(measured.lower[entry, position])}, "
-                    f"{_signed(measured.upper[entry, position])}]",
+                    f"[{text(measured.lower[entry, position])}, "
+                    f"{text(measured.upper[entry, position])}]",
                 )
                 for entry in order
             ]

@@ -30,9 +30,42 @@ class Sampled:
     copy: Places  # which copy every draw takes
     combinations: FloatArray | None  # of several trainings, (draws, trainings)
 
-    def mean(self, model: int, rows: int) -> FloatArray:
-        """Means of a model's entries over some rows, in every draw."""
-        return self.rows[rows][:, model] + self.moved[model, rows]
+    def part(self, signs: dict[tuple[int, int], float]) -> Drawn:
+        """A signed sum of means, by model and rows, in every draw."""
+        shape = self.rows[0][:, 0].shape
+        on_rows = (np.zeros(shape), np.zeros(shape))
+        moved = np.zeros(shape)
+        for (model, rows), sign in signs.items():
+            on_rows[rows][...] += sign * self.rows[rows][:, model]
+            moved += sign * self.moved[model, rows]
+        return Drawn(on_rows=on_rows, moved=moved)
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """A difference of means in every draw, (draws, entries + 1, outputs), by what makes it scatter."""
+
+    on_rows: tuple[FloatArray, FloatArray]  # which rows of a, and of b, were drawn
+    moved: FloatArray  # which functions
+
+    @property
+    def total(self) -> FloatArray:
+        """The difference itself."""
+        return self.on_rows[0] + self.on_rows[1] + self.moved
+
+    def freedom(self, of_rows: tuple[float, float]) -> FloatArray:
+        """Degrees of freedom that its scatter is known with, from those of the rows of a and of b.
+
+        Welch and Satterthwaite: (Σ v)² / Σ v²/ν over the variances v. How functions scatter counts as known.
+        """
+        variances = [drawn.var(0) for drawn in (*self.on_rows, self.moved)]
+        squares = sum(
+            np.square(variance) / freedom
+            for variance, freedom in zip(variances[:2], of_rows, strict=True)
+        )
+        total = np.square(sum(variances))
+        unlimited = np.full(total.shape, np.inf)
+        return np.asarray(np.divide(total, squares, out=unlimited, where=squares > 0))
 
 
 def draw(stacks: Stacks, *, draws: int, generator: np.random.Generator) -> Sampled:
@@ -113,30 +146,34 @@ def gap_of(kind: Kind, means: Sequence[FloatArray]) -> FloatArray:
     return np.asarray(means[0][0] - means[1][-1])
 
 
-def gap_draws(kind: Kind, sampled: Sampled) -> FloatArray:
+# Of which means, by model and rows, a gap and its three parts are made.
+Signs = dict[tuple[int, int], float]
+_GAPS: dict[Kind, Signs] = {
+    "rows": {(0, 0): 1.0, (0, 1): -1.0},
+    "functions": {(0, 0): 1.0, (1, 0): -1.0},
+    "both": {(0, 0): 1.0, (1, 1): -1.0},
+}
+_THREEFOLD: dict[str, Signs] = {
+    "rows": {(1, 0): 1.0, (1, 1): -1.0},
+    "functions": {(0, 1): 1.0, (1, 1): -1.0},
+    "both": {(0, 0): 1.0, (0, 1): -1.0, (1, 0): -1.0, (1, 1): 1.0},
+}
+
+
+def gap_draws(kind: Kind, sampled: Sampled) -> Drawn:
     """The same in every draw."""
-    if kind == "functions":
-        return sampled.mean(0, 0) - sampled.mean(1, 0)
-    if kind == "rows":
-        return sampled.mean(0, 0) - sampled.mean(0, 1)
-    return sampled.mean(0, 0) - sampled.mean(1, 1)
+    return sampled.part(_GAPS[kind])
 
 
-def threefold(
-    means: Sequence[FloatArray], sampled: Sampled
-) -> list[tuple[str, FloatArray, FloatArray]]:
+def threefold(means: Sequence[FloatArray], sampled: Sampled) -> list[tuple[str, FloatArray, Drawn]]:
     """Change of rows, of functions and of both, each with its draws.
 
     With m_fr the mean of model f over the rows r,
 
         m_aa − m_bb = (m_ba − m_bb) + (m_ab − m_bb) + (m_aa − m_ab − m_ba + m_bb).
     """
-    aa, ba = means[0]
-    ab, bb = means[1]
-    daa, dba = sampled.mean(0, 0), sampled.mean(1, 0)
-    dab, dbb = sampled.mean(0, 1), sampled.mean(1, 1)
-    return [
-        ("rows", ba - bb, dba - dbb),
-        ("functions", ab - bb, dab - dbb),
-        ("both", aa - ab - ba + bb, daa - dab - dba + dbb),
-    ]
+    parts = []
+    for name, signs in _THREEFOLD.items():
+        value = sum(sign * means[rows][model] for (model, rows), sign in signs.items())
+        parts.append((name, np.asarray(value), sampled.part(signs)))
+    return parts

@@ -200,9 +200,13 @@ def _facts(
     explainer: ExplainerLike, explanation: Explanation, health: Any
 ) -> tuple[tuple[str, str], ...]:
     """Model, data and how the headline was measured, in words."""
+    shares = [
+        f"{share:.3f}" if np.isfinite(share) else "– (its outputs do not vary)"
+        for share in explanation.explained()
+    ]
     here = ", ".join(
-        f"{name} {share:.3f}" if np.isfinite(share) else f"{name} – (its outputs do not vary)"
-        for name, share in zip(explanation.output_names, explanation.explained(), strict=True)
+        share if len(shares) == 1 else f"{name}: {share}"
+        for name, share in zip(explanation.output_names, shares, strict=True)
     )
     n_mains = sum(len(term) == 1 for term in explanation.terms)
     n_outside = int(explanation.outside.any(1).sum())

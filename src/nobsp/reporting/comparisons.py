@@ -75,11 +75,12 @@ def comparison_sheet(comparison: ComparisonLike, *, title: str | None, about: st
 def _headline(comparison: ComparisonLike) -> tuple[str, str]:
     """The gap; of two models on the same rows how much of their difference the terms tell."""
     headline = comparison.headline
-    sentence = f"{headline[0].upper()}{headline[1:]}."
     if comparison.kind == "functions":
         share = float(comparison.explained[0])
-        return number_text(round(max(share, 0.0), 2)), sentence
-    return number_text(float(f"{comparison.total.value[0]:.3g}"), signed=True), sentence
+        text = "–" if np.isnan(share) else f"{max(share, 0.0):.2f}"
+        return text, f"{headline[0].upper()}{headline[1:]}."
+    # Others begin with a name, which is written as it is.
+    return number_text(float(f"{comparison.total.value[0]:.3g}"), signed=True), f"{headline}."
 
 
 def _facts(comparison: ComparisonLike) -> tuple[tuple[str, str], ...]:
@@ -87,11 +88,17 @@ def _facts(comparison: ComparisonLike) -> tuple[tuple[str, str], ...]:
     facts = []
     for number, name in enumerate(comparison.names):
         means = ", ".join(
-            f"{output} {number_text(comparison.mean_predictions[number, position])}"
-            for position, output in enumerate(comparison.output_names[:MOST_OUTPUTS])
+            number_text(mean)
+            if len(comparison.output_names) == 1
+            else f"{output}: {number_text(mean)}"
+            for output, mean in zip(
+                comparison.output_names[:MOST_OUTPUTS],
+                comparison.mean_predictions[number],
+                strict=False,
+            )
         )
         rows = count(comparison.n_rows[number], "row")
-        facts.append((name, f"{rows}; mean prediction: {means}"))
+        facts.append((name, f"{rows}; mean prediction {means}"))
     scale = (
         "the model's outputs, before any link" if comparison.scale == "output" else "probabilities"
     )

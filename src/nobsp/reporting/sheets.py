@@ -19,6 +19,8 @@ from nobsp.reporting.build import content_hash, fill_template
 # Size of a curve's drawing; it is stretched to the width of its card.
 _WIDTH = 300.0
 _HEIGHT = 150.0
+# Numbers from here on are written with an exponent.
+_LARGE = 1e9
 
 
 @dataclass(frozen=True)
@@ -271,10 +273,13 @@ def _flat(text: str) -> str:
 
 
 def number_text(number: float, *, signed: bool = False) -> str:
-    """A number with four digits, as people write it."""
+    """A number with four digits, as people write it: 1,227,000 rather than 1.227e+06."""
     if not math.isfinite(number):
         return "–"
-    text = f"{number:+.4g}" if signed else f"{number:.4g}"
+    sign = "+" if signed else ""
+    text = f"{number:{sign}.4g}"
+    if "e+" in text and abs(number) < _LARGE:
+        text = f"{float(text):{sign},.0f}"
     return text.replace("-", "−")
 
 
