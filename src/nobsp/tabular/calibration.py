@@ -198,12 +198,14 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
     with use_threads(1 if operations < _FEW_OPERATIONS else None):
         effort = choose_effort(operations, len(setting.domains))
         effort, sample = _read_sample(setting, represent, meter, effort, background, interactions)
-        shortcut = find_shortcut(setting.adapted.forest, sample, setting.weight, spend=meter.spend)
+        shortcut = find_shortcut(
+            setting.adapted.forest, sample, setting.head_weight, spend=meter.spend
+        )
         terms = fit_terms(
             sample,
             setting.domains,
             represent,
-            setting.weight,
+            setting.head_weight,
             shortcut=shortcut,
             background=background,
             pairs=interactions,
@@ -270,7 +272,7 @@ def _read_sample(
         most_rows = plan.sample
         meter.reduced = True
 
-    sample = setting.sample(represent, most_rows).shuffled()
+    sample = setting.sample(represent, most_rows).in_canonical_order()
     if meter.limit is not None:
         share = len(sample) / max(costs.sample, 1)
         meter.reserved = int(costs.direct * min(share, 1.0))
@@ -374,7 +376,7 @@ def _judge_clusters(setting: Setting, fit: Fit) -> _Clusters:
 def _find_coarse(setting: Setting, terms: Terms, represent: Represent) -> list[int]:
     """Features whose tables are coarser than their functions."""
     tabulate = Tabulator(
-        represent, terms.background, setting.weight, batch_size=setting.options.batch_size
+        represent, terms.background, setting.head_weight, batch_size=setting.options.batch_size
     )
     return coarse_features(terms.tables, setting.domains, tabulate, terms.fit.sample)
 
@@ -383,7 +385,7 @@ def fit_terms(
     sample: Sample,
     domains: Sequence[Domain],
     represent: Represent,
-    weight: Tensor,
+    head_weight: Tensor,
     *,
     background: int | Tensor,
     pairs: Sequence[Subset] | int | None,
@@ -404,14 +406,14 @@ def fit_terms(
         represent,
         background,
         sample.inputs,
-        weight,
+        head_weight,
         numbers=_shifted_columns(domains, sample),
         batch_size=batch_size,
         shortcut=shortcut,
     )
 
     with progress_bar(enabled=progress, description="tabulating", unit=" terms") as bar:
-        tabulation = Tabulation(sample, weight, effort, backgrounds, meter, bar)
+        tabulation = Tabulation(sample, head_weight, effort, backgrounds, meter, bar)
         mains = tabulation.tabulate_mains(domains)
 
         selection = Selection(tabulation, ridge)
@@ -474,7 +476,7 @@ def _prior_offsets(tables: Tables) -> dict[int, Tensor]:
     offsets = {}
     for k, main in tables.mains.items():
         share = occupancy(main.points, tables.rows)
-        offsets[k] = share @ main.table.mean @ tables.weight
+        offsets[k] = share @ main.table.mean @ tables.head_weight
     return offsets
 
 

@@ -240,7 +240,7 @@ def _choose_pairs(setting: Setting, represent: Represent) -> tuple[list[Subset],
     if wanted == 0:
         return [], {}
 
-    tabulate = _tabulator(setting, represent, setting.weight)
+    tabulate = _tabulator(setting, represent, setting.head_weight)
     strengths = screen_pairs(tabulate, setting.domains, setting.sample(represent), FULL).strengths
     if wanted is not None:
         return list(strengths)[:wanted], strengths
@@ -248,10 +248,10 @@ def _choose_pairs(setting: Setting, represent: Represent) -> tuple[list[Subset],
     return strong[:MOST_PAIRS], strengths
 
 
-def _tabulator(setting: Setting, represent: Represent, weight: Tensor) -> Tabulator:
+def _tabulator(setting: Setting, represent: Represent, coefficients: Tensor) -> Tabulator:
     """Tables along the baseline."""
     return Tabulator(
-        represent, setting.baseline_rows(), weight, batch_size=setting.options.batch_size
+        represent, setting.baseline_rows(), coefficients, batch_size=setting.options.batch_size
     )
 
 

@@ -509,6 +509,7 @@ def _limit_rows(sample: Sample, pieces: Sequence[Piece], generator: np.random.Ge
     if most >= len(sample):
         return sample
     drawn = generator.permutation(len(sample))[:most]
+    # In their order, because `Sample.units` needs equal rows side by side.
     return sample.take(np.sort(drawn))
 
 

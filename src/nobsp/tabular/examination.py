@@ -600,7 +600,7 @@ def coarse_features(
             continue
 
         def outputs_at(points: Array, domain: Domain = domain) -> Tensor:
-            return few.rows(domain.columns, domain.encode(points[:, None])) @ few.weight
+            return few.rows(domain.columns, domain.encode(points[:, None])) @ few.head_weight
 
         segment = axis.segments(values)
         along = torch.from_numpy(axis.along(values, segment))[:, None]

@@ -278,9 +278,9 @@ class Fitted:
             inputs = rows[unseen][:, columns].double()
             levels, level = torch.unique(inputs, dim=0, return_inverse=True)
 
-            weight = self.readout.head.weight.T.to("cpu", torch.float64)
-            tabulate = Tabulator(represent, background, weight, batch_size=batch_size)
-            effects = tabulate.rows(columns, levels) @ weight - self.estimate.offsets[feature]
+            head_weight = self.readout.head.weight.T.to("cpu", torch.float64)
+            tabulate = Tabulator(represent, background, head_weight, batch_size=batch_size)
+            effects = tabulate.rows(columns, levels) @ head_weight - self.estimate.offsets[feature]
             effects = effects.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             values[unseen, self.estimate.terms.index((feature,))] = effects[level]
 

@@ -66,7 +66,7 @@ class Shortcut:
             tabulate.background.double().numpy(),
             [points.columns[0] for points in features],
             [line for line in lines if line is not None],
-            tabulate.weight.numpy(),
+            tabulate.head_weight.numpy(),
         )
         return Table(torch.from_numpy(mean), torch.from_numpy(outputs).to(torch.float32))
 
@@ -81,13 +81,13 @@ def _ascending_line(points: Points) -> Array | None:
 
 
 def find_shortcut(
-    forest: Forest | None, sample: Sample, weight: Tensor, *, spend: Callable[[int], None]
+    forest: Forest | None, sample: Sample, head_weight: Tensor, *, spend: Callable[[int], None]
 ) -> Shortcut | None:
     """A shortcut where trees were read as the model answers: compared on calibration rows, whose answers are known."""
     if forest is None or not len(sample):
         return None
     some = sample.some(_COMPARED_ROWS)
-    walked = torch.from_numpy(forest.answer(some.inputs.double().numpy())) @ weight
+    walked = torch.from_numpy(forest.answer(some.inputs.double().numpy())) @ head_weight
     # What is left is what the head adds, the same for every row.
     added = some.outputs - walked
     off = (added - added.mean(0)).abs().max()
@@ -102,7 +102,7 @@ class Tabulator:
         self,
         represent: Represent,
         background: Tensor,
-        weight: Tensor,
+        head_weight: Tensor,
         *,
         batch_size: int,
         shortcut: Shortcut | None = None,
@@ -112,7 +112,7 @@ class Tabulator:
         self._batch_size = batch_size
         self._failure: Exception | None = None
         self.background = background
-        self.weight = weight
+        self.head_weight = head_weight
         self.forward_rows = 0
 
     def __call__(self, features: Sequence[Points]) -> Table:
@@ -153,7 +153,7 @@ class Tabulator:
         outputs = []
         for representation in self._over_background(columns, torch.cat(sides, 1)):
             means.append(representation.mean(1))
-            outputs.append((representation @ self.weight).to(torch.float32))
+            outputs.append((representation @ self.head_weight).to(torch.float32))
 
         by_background = torch.cat(outputs).movedim(1, 0)
         return Table(
@@ -177,7 +177,7 @@ class Tabulator:
         return Tabulator(
             self._represent,
             self.background[::every],
-            self.weight,
+            self.head_weight,
             batch_size=self._batch_size,
             shortcut=self._shortcut,
         )
@@ -193,7 +193,7 @@ class Tabulator:
             representation, failure = run_where_answered(
                 self._represent,
                 batch,
-                width=len(self.weight),
+                width=len(self.head_weight),
                 group=min(group, self._batch_size),
             )
             self._failure = failure or self._failure
@@ -468,7 +468,7 @@ def _cut_segments(
     mean = cuts.mean[torch.from_numpy(answered)]
     outputs = cuts.outputs[:, torch.from_numpy(answered)]
 
-    away = (mean - line.between(segments, share)) @ tabulate.weight / unit
+    away = (mean - line.between(segments, share)) @ tabulate.head_weight / unit
     line.bends[segments] = away.abs().amax(1).numpy()
     line.insert(segments, numbers[answered], mean, outputs)
 
@@ -494,7 +494,7 @@ class Backgrounds:
         represent: Represent,
         background: int | Tensor,
         rows: Tensor,
-        weight: Tensor,
+        head_weight: Tensor,
         *,
         numbers: Sequence[int],
         batch_size: int,
@@ -504,7 +504,7 @@ class Backgrounds:
         self._shortcut = shortcut
         self._background = background
         self._rows = rows
-        self._weight = weight
+        self._head_weight = head_weight
         self._numbers = numbers
         self._batch_size = batch_size
         self._tabulators: dict[int, Tabulator] = {}
@@ -536,7 +536,7 @@ class Backgrounds:
             self._tabulators[count] = Tabulator(
                 self._represent,
                 rows,
-                self._weight,
+                self._head_weight,
                 batch_size=self._batch_size,
                 shortcut=self._shortcut,
             )
@@ -553,7 +553,7 @@ class Backgrounds:
             if not isinstance(self._background, Tensor):
                 rows = _respread(rows, self._rows, list(self._numbers))
             self._spread = Tabulator(
-                self._represent, rows, self._weight, batch_size=self._batch_size
+                self._represent, rows, self._head_weight, batch_size=self._batch_size
             )
         return self._spread
 

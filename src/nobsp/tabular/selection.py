@@ -190,14 +190,14 @@ def _strongest_features(
 ) -> list[int]:
     """Features by how much the outputs move when one row's value is given to another."""
     rows = sample.inputs[:_SHUFFLED_ROWS]
-    before = tabulate.run(rows) @ tabulate.weight
+    before = tabulate.run(rows) @ tabulate.head_weight
 
     effects = {}
     for k in features:
         columns = list(domains[k].columns)
         moved = rows.clone()
         moved[:, columns] = rows.roll(1, 0)[:, columns]
-        after = tabulate.run(moved) @ tabulate.weight
+        after = tabulate.run(moved) @ tabulate.head_weight
         change = ((after - before) / sample.spread).square()
         effects[k] = float(change.nan_to_num(nan=0.0).mean())
     return sorted(features, key=lambda k: -effects[k])
@@ -281,7 +281,7 @@ def _gains_of_triples(
             grid = Grid.tabulate(tabulate, term, lines)
         except UnansweredError:  # the model takes no such combination
             continue
-        effect = read(_table(grid, tabulate.weight), rows)
+        effect = read(_table(grid, tabulate.head_weight), rows)
         explained = explained_variance(effect, residuals)
         gains[term] = float((explained / variance).max())
     return gains
@@ -296,10 +296,10 @@ def explained_variance(effect: Tensor, residuals: Tensor) -> Tensor:
     return torch.where((spread > 0) & (covariance > 0), gain, 0.0)
 
 
-def _table(grid: Grid, weight: Tensor) -> TermTable:
+def _table(grid: Grid, head_weight: Tensor) -> TermTable:
     """The head's share of a grid."""
     axes = tuple(points.axis for points in grid.points)
-    values: Array = (grid.pure @ weight).numpy()
+    values: Array = (grid.pure @ head_weight).numpy()
     return TermTable(grid.term, axes, values)
 
 
@@ -492,7 +492,7 @@ class Selection:
             return tabulated[feature]
         if tables.domains[feature].columns:
             return self._direct_piece((feature,), tables.domains)
-        nothing = torch.zeros(1, tables.weight.shape[1], dtype=torch.float64)
+        nothing = torch.zeros(1, tables.head_weight.shape[1], dtype=torch.float64)
         return TablePiece((feature,), (), prior=nothing, basis=nothing[:, :0])
 
     def _direct_piece(self, term: Subset, domains: Sequence[Domain]) -> DirectPiece:

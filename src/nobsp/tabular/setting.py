@@ -242,7 +242,8 @@ class Setting(Problem):
             describe(self.columns, self.adapted, self.summary, self.categories, feature)
             for feature in range(len(self.columns.features))
         ]
-        self.weight = self.readout.head.weight.T.to("cpu", torch.float64)
+        # Wᵀ, (width, outputs); weights of rows are `sample_weight`.
+        self.head_weight = self.readout.head.weight.T.to("cpu", torch.float64)
 
     @property
     def n_rows(self) -> int:
@@ -800,8 +801,8 @@ class Sample:
         """All rows, to be read from tables."""
         return Chunk(self.own, slice(0, len(self)))
 
-    def shuffled(self) -> Sample:
-        """The same rows in an order that follows from their contents alone.
+    def in_canonical_order(self) -> Sample:
+        """The same rows in an order that follows from their contents alone: equal rows lie side by side.
 
         How a table was sorted, in which order its columns stand and in which units they are does not matter.
         """
@@ -823,7 +824,10 @@ class Sample:
         )
 
     def units(self) -> Codes:
-        """A number for every row of a shuffled sample; rows that share it are held out together, and drawn together."""
+        """A number for every row; rows that share it are held out together, and drawn together.
+
+        Rows must be in canonical order, or some of them in that order: equal ones are looked for side by side.
+        """
         return join_rows(self.inputs, self.groups)
 
     def some(self, most: int = SOME_ROWS) -> Sample:

@@ -145,7 +145,7 @@ class Tabulation:
     """Makes tables and adds them to those there are."""
 
     sample: Sample
-    weight: Tensor  # the head's coefficients
+    head_weight: Tensor  # the head's coefficients
     effort: Effort
     backgrounds: Backgrounds
     meter: Meter
@@ -174,7 +174,7 @@ class Tabulation:
         return Tables(
             domains=limited,
             rows=chunk,
-            weight=self.weight,
+            head_weight=self.head_weight,
             background=tabulate.background,
             pair_background=tabulate.background,
             mains=mains,
@@ -445,14 +445,14 @@ class Grid:
         """The grid without what belongs to a larger term."""
         return replace(self, pure=self.pure - purify(margin, self.shares))
 
-    def piece(self, weight: Tensor) -> TablePiece:
+    def piece(self, head_weight: Tensor) -> TablePiece:
         """The term as the regression sees it."""
         flat = self.pure.flatten(0, -2)
         share = self.shares[0]
         for other in self.shares[1:]:
             share = torch.outer(share, other).flatten()
         basis = compress(flat, share, most=MOST_DIRECTIONS[len(self.term)])
-        return TablePiece(self.term, self.points, flat @ weight, flat @ basis)
+        return TablePiece(self.term, self.points, flat @ head_weight, flat @ basis)
 
 
 @dataclass(frozen=True, eq=False)
@@ -461,7 +461,7 @@ class Tables:
 
     domains: Sequence[Domain]
     rows: Chunk  # the calibration rows
-    weight: Tensor  # the head's coefficients
+    head_weight: Tensor  # the head's coefficients
     background: Tensor  # of the tables of single features
     pair_background: Tensor
     mains: dict[int, Main]
@@ -518,8 +518,8 @@ class Tables:
             share = occupancy(main.points, self.rows)
             mean = means[k] - share @ means[k]
             basis = compress(mean, share, most=MOST_DIRECTIONS[1])
-            singles[k] = TablePiece((k,), (main.points,), mean @ self.weight, mean @ basis)
-        return singles, [grid.piece(self.weight) for grid in (*pairs, *self.triples)]
+            singles[k] = TablePiece((k,), (main.points,), mean @ self.head_weight, mean @ basis)
+        return singles, [grid.piece(self.head_weight) for grid in (*pairs, *self.triples)]
 
 
 def count_nodes(lines: Mapping[int, Points], term: Subset) -> int:
@@ -659,7 +659,7 @@ class DirectPiece:
     def read(self, rows: Sample) -> tuple[Tensor, Tensor]:
         """Compressed representation and prior of some rows."""
         pure = pure_rows(self.tabulate, self.columns, rows.inputs)
-        return pure @ self.basis, pure @ self.tabulate.weight
+        return pure @ self.basis, pure @ self.tabulate.head_weight
 
     def finish(self, delta: Tensor, mean: Tensor) -> DirectTerm:
         """The term's function."""
@@ -669,7 +669,7 @@ class DirectPiece:
             term=self.term,
             columns=self.columns,
             background=self.tabulate.background,
-            weight=self.tabulate.weight,
+            weight=self.tabulate.head_weight,
             delta=self.basis @ delta,
             offset=mean,
             low=smallest[columns],
