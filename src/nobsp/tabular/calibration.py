@@ -189,7 +189,7 @@ def calibrate_terms(setting: Setting, *, progress: bool = False) -> Estimate:
 def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress: bool) -> Estimate:
     """The steps of the method, in its order: rows, terms, whether they hold, and the functions made of them."""
     options = setting.options
-    interactions = setting.pairs()
+    interactions = setting.interactions()
     background = setting.background()
 
     inputs = as_model_takes(setting.summary.sample[:_COUNTED_ROWS], setting.readout)
@@ -208,7 +208,7 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
             setting.head_weight,
             shortcut=shortcut,
             background=background,
-            pairs=interactions,
+            interactions=interactions,
             ridge=None if options.ridge is None else options.ridge.value,
             batch_size=options.batch_size,
             effort=effort,
@@ -263,7 +263,7 @@ def _read_sample(
         setting.chunk(),
         effort,
         background=background if isinstance(background, int) else len(background),
-        pairs=interactions,
+        interactions=interactions,
     )
     plan = plan_spending(costs, meter.left)
     most_rows = None
@@ -388,7 +388,7 @@ def fit_terms(
     head_weight: Tensor,
     *,
     background: int | Tensor,
-    pairs: Sequence[Subset] | int | None,
+    interactions: Sequence[Subset] | int | None,
     ridge: float | None,
     batch_size: int,
     effort: Effort = FULL,
@@ -398,7 +398,7 @@ def fit_terms(
 ) -> Terms:
     """Fits all terms.
 
-    `pairs` are the interactions to fit, how many of the strongest pairs, or None for those pairs and triples that pay
+    `interactions` are the terms to fit, how many of the strongest pairs, or None for those pairs and triples that pay
     on rows held out.
     """
     meter = meter or Meter()
@@ -417,12 +417,12 @@ def fit_terms(
         mains = tabulation.tabulate_mains(domains)
 
         selection = Selection(tabulation, ridge)
-        if pairs is None:
+        if interactions is None:
             selected = selection.fit_paying(mains)
-        elif isinstance(pairs, int):
-            selected = selection.fit_strongest(mains, pairs)
+        elif isinstance(interactions, int):
+            selected = selection.fit_strongest(mains, interactions)
         else:
-            selected = selection.fit_named(mains, pairs)
+            selected = selection.fit_named(mains, interactions)
 
     meter.reserved = 0
     return Terms(

@@ -234,7 +234,7 @@ def _plan(setting: Setting) -> tuple[Plan, Strengths]:
 
 def _choose_pairs(setting: Setting, represent: Represent) -> tuple[list[Subset], Strengths]:
     """The interactions that were named, or the strongest pairs by a screening of all."""
-    wanted = setting.pairs()
+    wanted = setting.interactions()
     if isinstance(wanted, Sequence):
         return list(wanted), {}
     if wanted == 0:

@@ -866,7 +866,7 @@ class Effort:
     pair_background: int  # rows over which grids of pairs are averaged
     pair_quantiles: int  # lines of a pair's side that follow the rows
     pair_even: int  # lines that are evenly spaced
-    most_pairs: int  # that are put on trial
+    most_pairs: int  # that are tested
     screen_lines: int  # of a number, while all pairs are screened
     screen_background: int
     screen_budget: int  # forward rows meanwhile
@@ -992,12 +992,12 @@ def least_costs(
     effort: Effort,
     *,
     background: int,
-    pairs: Sequence[Subset] | int | None,
+    interactions: Sequence[Subset] | int | None,
 ) -> Costs:
     """Forward rows that full tables of single features and screening take at least."""
     tabulated = [domain for domain in domains if domain.tabulated]
-    named = pairs if isinstance(pairs, Sequence) else ()
-    are_screened = pairs is None or (isinstance(pairs, int) and pairs > 0)
+    named = interactions if isinstance(interactions, Sequence) else ()
+    are_screened = interactions is None or (isinstance(interactions, int) and interactions > 0)
     return Costs(
         sample=chunk.count,
         direct=direct_rows(_count_direct_runs(domains, named), chunk.count, background=background),

@@ -374,6 +374,7 @@ class Selection:
         screen = self.screen_pairs(mains)
         pairs = screen.worth_trying(self.tabulation.effort.most_pairs)
         tables = self.tabulation.tabulate_pairs(mains, pairs)
+        # Last, because pairs have first claim on the forward rows.
         tables = self.tabulation.refine_mains(tables)
         fit = self.solve(tables, trial=trial_of_pairs(tables))
         selected = Selected(tables, fit, screen)

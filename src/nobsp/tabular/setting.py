@@ -305,7 +305,7 @@ class Setting(Problem):
         own = own_columns(self.domains, self.baseline[None])
         return Sample(own, self.baseline_rows(), torch.zeros(1, self.readout.outputs))
 
-    def pairs(self) -> Sequence[Subset] | int | None:
+    def interactions(self) -> Sequence[Subset] | int | None:
         """Interactions as `fit_terms` takes them: which, how many, or None for those that pay."""
         wanted = self.options.interactions
         if isinstance(wanted, str):
