@@ -183,7 +183,7 @@ def test_the_correction_is_ridge_regression_of_what_the_prior_leaves(
     seed: int, alpha: float
 ) -> None:
     rows = random_rows(seed)
-    T, target = rows.terms.numpy(), (rows.outputs - rows.prior).numpy()
+    T, target = rows.design.numpy(), (rows.outputs - rows.prior).numpy()
     expected = Ridge(alpha=len(T) * alpha * T.var(0).mean(), solver="svd").fit(T, target).coef_.T
     found = fit_correction(rows, torch.full((2,), alpha, dtype=torch.float64))
     assert_same_to_rounding(found.delta, expected, within=COEFFICIENTS)
@@ -193,7 +193,7 @@ def test_the_correction_is_ridge_regression_of_what_the_prior_leaves(
 @given(seed=st.integers(0, 1000))
 def test_rows_are_judged_by_fits_on_the_other_folds(seed: int) -> None:
     rows, alphas = random_rows(seed), (1e-3, 1e-1, 10.0)
-    T, target, fold = rows.terms.numpy(), (rows.outputs - rows.prior).numpy(), rows.fold.numpy()
+    T, target, fold = rows.design.numpy(), (rows.outputs - rows.prior).numpy(), rows.fold.numpy()
     seen = T.copy()
     seen[rows.outside.numpy()] = rows.held.numpy()
     expected = np.empty((3, 60, 2))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nobsp.network.inputs import Subset
 from nobsp.numerics import evenly_spaced
-from nobsp.tabular.correction import Fit, tied_strengths
+from nobsp.tabular.correction import RegressionFit, tied_strengths
 from nobsp.tabular.features import Points
 from nobsp.tabular.lookup import Array, Chunk
 from nobsp.tabular.tables import TablePiece, occupancy, purify, read, transfer
@@ -49,7 +49,7 @@ class Resamples:
     deviations: dict[Subset, Tensor]  # per term, resample by resample, (resamples, nodes, outputs)
 
 
-def resample_functions(fit: Fit, traces: Traces) -> Resamples:
+def resample_functions(fit: RegressionFit, traces: Traces) -> Resamples:
     """How far functions move from calibration to calibration.
 
     Every resample draws the calibration rows and the background rows anew, with replacement. Prior and margins are made
@@ -104,7 +104,7 @@ def resample_functions(fit: Fit, traces: Traces) -> Resamples:
     return Resamples(spreads, deviations)
 
 
-def _count_bytes(fit: Fit) -> int:
+def _count_bytes(fit: RegressionFit) -> int:
     """What the deviations of all terms take in single precision."""
     n_outputs = fit.regression.outputs.shape[1]
     n_nodes = sum(
@@ -113,7 +113,7 @@ def _count_bytes(fit: Fit) -> int:
     return N_RESAMPLES * n_nodes * n_outputs * torch.finfo(torch.float32).bits // 8
 
 
-def _draw_rows(fit: Fit, generator: np.random.Generator) -> Array:
+def _draw_rows(fit: RegressionFit, generator: np.random.Generator) -> Array:
     """How often each resample draws each row, (resamples, rows); rows that belong together are drawn together."""
     units = fit.sample.units()
     n_units = int(units.max()) + 1
@@ -128,7 +128,9 @@ def _centre_curves(curves: Tensor, points: Points, chunk: Chunk, draws: Array) -
     return curves - means[:, None]
 
 
-def _centre_on_rows(piece: TablePiece, resamples: Tensor, fit: Fit, draws: Array) -> Tensor:
+def _centre_on_rows(
+    piece: TablePiece, resamples: Tensor, fit: RegressionFit, draws: Array
+) -> Tensor:
     """Grids of the resamples, each less its mean over some of the rows that its resample drew."""
     few = evenly_spaced(len(fit.sample), _PRIOR_ROWS)
     chunk = fit.sample.take(few).chunk()
@@ -226,9 +228,9 @@ class _System:
     vectors: Tensor
 
     @classmethod
-    def of(cls, fit: Fit) -> _System:
+    def of(cls, fit: RegressionFit) -> _System:
         regression = fit.regression
-        gram = regression.products.sum(0) / len(regression.terms)
+        gram = regression.products.sum(0) / len(regression.design)
         values, vectors = torch.linalg.eigh(gram)
         return cls(values.clamp_min(0), vectors)
 
@@ -238,7 +240,7 @@ class _System:
         shrunk = turned / (self.values[None, :, None] + ridge[:, None]).clamp_min(_LEAST)
         return torch.einsum("pk,cko->cpo", self.vectors, shrunk)
 
-    def pull_of_ridge(self, fit: Fit) -> Tensor:
+    def pull_of_ridge(self, fit: RegressionFit) -> Tensor:
         """λ (TᵀT/n + λI)⁻¹ δ: how far the ridge pulls the correction towards none."""
         ridge = fit.correction.ridge[None]
         turned = self.vectors.T @ fit.correction.delta
@@ -246,7 +248,7 @@ class _System:
 
 
 def _resample_corrections(
-    fit: Fit,
+    fit: RegressionFit,
     system: _System,
     draws: Array,
     priors: Mapping[Subset, Tensor],
@@ -255,28 +257,30 @@ def _resample_corrections(
     """The correction in every resample, (resamples, columns, outputs)."""
     regression = fit.regression
     target = regression.outputs - regression.prior
-    cross = regression.terms.T @ (target - target.mean(0)) / len(target)
+    cross = regression.design.T @ (target - target.mean(0)) / len(target)
 
     change = _change_of_rows(fit, draws) + _change_of_priors(fit, priors, n_resamples=len(draws))
     return system.solve(change + cross, _draw_strengths(fit, len(draws), generator))
 
 
-def _change_of_rows(fit: Fit, draws: Array) -> Tensor:
+def _change_of_rows(fit: RegressionFit, draws: Array) -> Tensor:
     """Σ_i (w_i − 1) t_i e_i / n in every resample."""
-    terms = fit.regression.terms
+    design = fit.regression.design
     residuals = fit.held_out.chosen()
     surplus = torch.from_numpy(draws) - 1
     # One output at a time: resamples × rows × columns would not fit.
-    changes = [surplus @ (terms * residual[:, None]) for residual in residuals.unbind(1)]
-    return torch.stack(changes, 2) / len(terms)
+    changes = [surplus @ (design * residual[:, None]) for residual in residuals.unbind(1)]
+    return torch.stack(changes, 2) / len(design)
 
 
-def _change_of_priors(fit: Fit, priors: Mapping[Subset, Tensor], *, n_resamples: int) -> Tensor:
+def _change_of_priors(
+    fit: RegressionFit, priors: Mapping[Subset, Tensor], *, n_resamples: int
+) -> Tensor:
     """Σ_i t_i (prior − prior_w)_i / n in every resample, read on some of the rows."""
     n_rows, n_outputs = fit.regression.outputs.shape
     few = evenly_spaced(n_rows, _PRIOR_ROWS)
     chunk = fit.sample.take(few).chunk()
-    terms = fit.regression.terms[torch.from_numpy(few)]
+    design = fit.regression.design[torch.from_numpy(few)]
 
     moved = torch.zeros(len(few), n_resamples * n_outputs, dtype=torch.float64)
     for piece in fit.pieces:
@@ -284,10 +288,10 @@ def _change_of_priors(fit: Fit, priors: Mapping[Subset, Tensor], *, n_resamples:
             difference = piece.prior[None] - priors[piece.term]
             moved += read(piece.table(difference.movedim(0, 1).flatten(1)), chunk)
     moved = (moved - moved.mean(0)).reshape(len(few), n_resamples, n_outputs)
-    return torch.einsum("rp,rco->cpo", terms - terms.mean(0), moved) / len(few)
+    return torch.einsum("rp,rco->cpo", design - design.mean(0), moved) / len(few)
 
 
-def _draw_strengths(fit: Fit, n_resamples: int, generator: np.random.Generator) -> Tensor:
+def _draw_strengths(fit: RegressionFit, n_resamples: int, generator: np.random.Generator) -> Tensor:
     """Per resample and output a strength that the folds cannot tell from the best, in units of the products' mean."""
     tied = tied_strengths(fit.held_out.errors).numpy()
     drawn = [generator.choice(np.flatnonzero(column), size=n_resamples) for column in tied.T]

@@ -30,7 +30,7 @@ from nobsp.network.inputs import Subset, Summary
 from nobsp.network.readout import Readout, Represent, as_model_takes
 from nobsp.published import Published
 from nobsp.tabular.bands import Traces, resample_functions
-from nobsp.tabular.correction import Fit, share_explained
+from nobsp.tabular.correction import RegressionFit, share_explained
 from nobsp.tabular.examination import (
     LOW_SHARE,
     TOO_FEW_ROWS,
@@ -232,7 +232,7 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
         terms.order,
         values,
         at_baseline,
-        base_values=sample.outputs.mean(0),
+        base_values=sample.outputs.mean(0),  # of all rows, where a regression may have fewer
         strengths=terms.strengths,
         health=examine(setting, terms, validity, values, measured, meter),
         make_bands=lambda: _resample_bands(terms),
@@ -338,13 +338,13 @@ def _check_validity(setting: Setting, terms: Terms, represent: Represent) -> tup
 class _Clusters:
     """A fit after whole neighbourhoods of rows were held out."""
 
-    fit: Fit  # with strengths that neighbourhoods chose, where rows are clustered
+    fit: RegressionFit  # with strengths that neighbourhoods chose, where rows are clustered
     explained: Tensor  # R² with neighbourhoods held out; empty where not measured
     worst: Tensor  # the same for outputs whose rows are clustered, infinite for others
     finding: Finding | None = None
 
 
-def _judge_clusters(setting: Setting, fit: Fit) -> _Clusters:
+def _judge_clusters(setting: Setting, fit: RegressionFit) -> _Clusters:
     """Holds whole neighbourhoods out; where that tells of clusters, these choose the strengths."""
     not_clustered = torch.full_like(fit.explained, torch.inf)
     # Where groups are named, they are what is held out.
@@ -487,7 +487,7 @@ def _prior_offsets(tables: Tables) -> dict[int, Tensor]:
 class Terms:
     """Fitted terms."""
 
-    fit: Fit
+    fit: RegressionFit
     traces: Traces
     # per pair the spread that its features make only together, as a share of the output's
     strengths: dict[Subset, float]
@@ -506,12 +506,12 @@ class Terms:
     @property
     def tables(self) -> tuple[TermTable, ...]:
         """The terms that have tables."""
-        return tuple(term for term in self.fit.functions if isinstance(term, TermTable))
+        return tuple(term for term in self.fit.finished if isinstance(term, TermTable))
 
     @property
     def direct(self) -> tuple[DirectTerm, ...]:
         """The terms that run through the network row by row."""
-        return tuple(term for term in self.fit.functions if isinstance(term, DirectTerm))
+        return tuple(term for term in self.fit.finished if isinstance(term, DirectTerm))
 
 
 @dataclass(frozen=True, eq=False)

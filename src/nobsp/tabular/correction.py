@@ -47,24 +47,24 @@ FEWEST_ROWS = 4096
 class Regression:
     """What the rows give the regression: terms as columns, what the head makes of them, and the folds."""
 
-    terms: Tensor  # compressed representations, (rows, columns), centred
+    design: Tensor  # compressed representations of all terms, (rows, columns), centred
     prior: Tensor  # what the head's own coefficients give, (rows, outputs)
     outputs: Tensor  # the network's, (rows, outputs)
     fold: Tensor
     outside: Tensor  # rows that lie outside the range of all other folds' rows
     held: Tensor  # their compressed representations held at that range, less the same means
-    products: Tensor  # of the terms by fold, (folds, columns, columns)
+    products: Tensor  # of the design by fold, (folds, columns, columns)
 
     @classmethod
     def of(
-        cls, terms: Tensor, outputs: Tensor, fold: Tensor, outside: Tensor, held: Tensor
+        cls, design: Tensor, outputs: Tensor, fold: Tensor, outside: Tensor, held: Tensor
     ) -> Regression:
         """A regression whose prior is not known yet."""
-        centre = terms.mean(0)
-        centred = terms - centre
+        centre = design.mean(0)
+        centred = design - centre
         by_fold = [centred[fold == number] for number in range(int(fold.max()) + 1)]
         return cls(
-            terms=centred,
+            design=centred,
             prior=torch.zeros_like(outputs),
             outputs=outputs,
             fold=fold,
@@ -77,7 +77,7 @@ class Regression:
     def scale(self) -> float:
         """Mean variance of the columns: what α is relative to."""
         total = float(self.products.diagonal(dim1=1, dim2=2).sum())
-        return total / max(self.terms.numel(), 1)
+        return total / max(self.design.numel(), 1)
 
     def only(self, columns: Tensor, prior: Tensor) -> Regression:
         """The same with some of the columns."""
@@ -86,7 +86,7 @@ class Regression:
             chosen = slice(len(columns))  # the first ones need no copies
         return replace(
             self,
-            terms=self.terms[:, chosen],
+            design=self.design[:, chosen],
             prior=prior,
             held=self.held[:, chosen],
             products=self.products[:, chosen][:, :, chosen],
@@ -94,8 +94,8 @@ class Regression:
 
     def unseen(self, rows: Tensor) -> Tensor:
         """Representations of some rows as fits on other folds see them: held at the range of those folds' rows."""
-        representations = self.terms[rows]
-        position = torch.full((len(self.terms),), -1, dtype=torch.long)
+        representations = self.design[rows]
+        position = torch.full((len(self.design),), -1, dtype=torch.long)
         position[self.outside] = torch.arange(len(self.outside))
         beyond = position[rows] >= 0
         representations[beyond] = self.held[position[rows[beyond]]]
@@ -137,35 +137,50 @@ def judge(
     n_rows, n_outputs = regression.outputs.shape
     held_out_folds = range(len(regression.products)) if folds is None else list(folds)
     target = regression.outputs - regression.prior
-    total = regression.products.sum(0)
-    cross = regression.terms.T @ target
+    cross = regression.design.T @ target
     strengths = [alpha * regression.scale for alpha in alphas]
 
     residual = torch.full((len(alphas), n_rows, n_outputs), torch.nan, dtype=torch.float64)
     for fold in held_out_folds:
         test = (regression.fold == fold).nonzero().flatten()
         train = (regression.fold != fold).nonzero().flatten()
-        n_train = max(len(train), 1)
-        terms = regression.terms[test]
-        mean = -terms.sum(0) / n_train  # of the other folds: the columns are centred
-        mean_target = target[train].sum(0) / n_train
-        seen = regression.unseen(test) - mean
+        mean_target = target[train].sum(0) / max(len(train), 1)
 
-        if regression.terms.shape[1] > len(train):  # as many unknowns as rows are enough
-            others = regression.terms[train] - mean
-            system = others @ others.T / n_train
-            right = target[train] - mean_target
-            seen = seen @ others.T / n_train
-        else:
-            system = (total - regression.products[fold]) / n_train - mean.outer(mean)
-            right = (cross - terms.T @ target[test]) / n_train - mean.outer(mean_target)
-
+        system, right, seen = _train_system(regression, target, cross, fold, test, train)
         predictions = _predict(system, right, seen, strengths)
         residual[:, test] = target[test] - mean_target - predictions
 
     by_fold = [residual[:, regression.fold == fold].square().sum(1) for fold in held_out_folds]
     errors = torch.stack(by_fold)
     return HeldOut(residual, errors, choose_strength(errors))
+
+
+def _train_system(
+    regression: Regression, target: Tensor, cross: Tensor, fold: int, test: Tensor, train: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normal equations of all folds but one, their right-hand sides, and the rows of that fold as these see them.
+
+    `cross` is TᵀR of all rows, `test` and `train` are positions of the fold's rows and of all others.
+    """
+    n_train = max(len(train), 1)
+    held_out = regression.design[test]
+    # Columns of all rows are centred: what the held-out rows add up to, the others lack.
+    mean = -held_out.sum(0) / n_train
+    mean_target = target[train].sum(0) / n_train
+    seen = regression.unseen(test) - mean
+
+    # With more columns than rows, coefficients are combinations of the rows: as many unknowns as rows are enough.
+    if regression.design.shape[1] > len(train):
+        others = regression.design[train] - mean
+        system = others @ others.T / n_train
+        right = target[train] - mean_target
+        return system, right, seen @ others.T / n_train
+
+    # Products of the fold are taken off those of all rows, which are added up once for all folds.
+    products = regression.products.sum(0) - regression.products[fold]
+    system = products / n_train - mean.outer(mean)
+    right = (cross - held_out.T @ target[test]) / n_train - mean.outer(mean_target)
+    return system, right, seen
 
 
 def judge_around(
@@ -238,10 +253,10 @@ def choose_strength(errors: Tensor) -> Tensor:
 
 def fit_correction(regression: Regression, alphas: Tensor) -> Correction:
     """The correction from all rows, with one strength per output."""
-    n_rows = len(regression.terms)
+    n_rows = len(regression.design)
     target = regression.outputs - regression.prior
     gram = regression.products.sum(0) / n_rows
-    cross = regression.terms.T @ (target - target.mean(0)) / n_rows
+    cross = regression.design.T @ (target - target.mean(0)) / n_rows
 
     ridge = alphas * regression.scale
     delta = torch.zeros_like(cross)
@@ -282,12 +297,13 @@ class Trial:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class RegressionFit:
     """Pieces that stayed, their functions, and the regression behind them, as long as the rows are in memory."""
 
     pieces: tuple[Piece, ...]
-    functions: tuple[TermTable | DirectTerm, ...]
+    finished: tuple[TermTable | DirectTerm, ...]  # their functions
     sizes: tuple[float, ...]  # each one's spread as a share of the outputs'
+    # The rows of the regression, which curves are centred on: fewer than the calibration's where its columns are many.
     sample: Sample
     regression: Regression
     alphas: tuple[float, ...]  # the strengths that were tried
@@ -315,7 +331,7 @@ def solve_terms(
     ridge: float | None,
     trial: Trial | None = None,
     likely: Collection[int] | None = None,
-) -> Fit:
+) -> RegressionFit:
     """Chooses the strength, and which terms on trial pay, on rows held out; fits the correction on all rows.
 
     `likely` are positions of strengths around which the best is looked for; a trial finds its own.
@@ -411,7 +427,7 @@ class _Candidates:
             pieces=pieces,
             parts=parts,
             regression=Regression.of(
-                terms=torch.cat([representation for representation, _ in parts], 1),
+                design=torch.cat([representation for representation, _ in parts], 1),
                 outputs=rows.outputs,
                 fold=fold,
                 outside=outside,
@@ -427,7 +443,7 @@ class _Candidates:
         columns = torch.cat([self.columns[number] for number in chosen])
         return self.regression.only(columns, prior)
 
-    def fit(self, chosen: Sequence[int], likely: Collection[int] | None = None) -> Fit:
+    def fit(self, chosen: Sequence[int], likely: Collection[int] | None = None) -> RegressionFit:
         """Some of the pieces, fitted together at the strengths that held-out rows choose, all or around likely ones."""
         regression = self.regression_of(chosen)
         if likely:
@@ -527,25 +543,25 @@ def complete_fit(
     regression: Regression,
     alphas: Sequence[float],
     held_out: HeldOut,
-) -> Fit:
+) -> RegressionFit:
     """The correction at the strengths that held-out rows chose, and the functions it makes of the pieces."""
     strengths = torch.tensor(alphas, dtype=torch.float64)[held_out.best]
     correction = fit_correction(regression, strengths)
     deltas = torch.split(correction.delta, [piece.rank for piece in pieces])
 
-    functions = []
+    finished = []
     sizes = []
     for piece, (representation, prior), delta in zip(pieces, parts, deltas, strict=True):
         values = prior + representation @ delta
-        functions.append(piece.finish(delta, values.mean(0)))
+        finished.append(piece.finish(delta, values.mean(0)))
         sizes.append(float((values.std(0, correction=0) / sample.spread).max()))
 
     residuals = held_out.chosen()
     inside = torch.ones(len(sample), dtype=torch.bool)
     inside[regression.outside] = False
-    return Fit(
+    return RegressionFit(
         pieces=tuple(pieces),
-        functions=tuple(functions),
+        finished=tuple(finished),
         sizes=tuple(sizes),
         sample=sample,
         regression=regression,

@@ -26,9 +26,9 @@ from nobsp.frames import frame_of, take_rows
 from nobsp.network.inputs import SAMPLE_ROWS, Subset
 from nobsp.numerics import evenly_spaced
 from nobsp.tabular.correction import (
-    Fit,
     HeldOut,
     Regression,
+    RegressionFit,
     complete_fit,
     hold_outside,
     judge,
@@ -57,7 +57,7 @@ _MOST_VALUES = 64
 # A feature whose terms vary by less than this share of the outputs does nothing: the rest is rounding.
 _ROUNDING = 1e-9
 # Most features or terms that one message names.
-_MOST_THRESHOLDS = 8
+_MOST_FEATURES = 8
 _MOST_TERMS = 5
 # Keeps the inverse of the terms' correlations finite where two of them are the same.
 _JITTER = 1e-12
@@ -117,7 +117,7 @@ def examine(
         variance=tuple(fit.sample.outputs.var(0, correction=0).tolist()),
         outside_rows=len(fit.regression.outside) / len(fit.regression.outputs),
         rows=setting.n_rows,
-        columns=fit.regression.terms.shape[1],
+        columns=fit.regression.design.shape[1],
         forward_rows=meter.spent,
     )
 
@@ -173,7 +173,7 @@ def _list_thinned(thresholds: Mapping[int, tuple[int, int]], names: Sequence[str
         for feature, (in_table, count) in thresholds.items()
         if in_table < count
     ]
-    return ", ".join(thinned[:_MOST_THRESHOLDS])
+    return ", ".join(thinned[:_MOST_FEATURES])
 
 
 def _list_terms(terms: Sequence[Subset], names: Sequence[str]) -> str:
@@ -378,7 +378,7 @@ class Neighbourhoods:
     """R² with whole neighbourhoods held out, beside that with single rows held out."""
 
     codes: Codes  # the neighbourhood of every row
-    rows: Regression  # the regression in folds of whole neighbourhoods
+    regression: Regression  # in folds of whole neighbourhoods
     row_wise: Tensor  # R² with single rows held out, per output
     explained: Tensor  # R² with whole neighbourhoods held out, at the same strengths
     scatter: Tensor  # standard error of the difference
@@ -393,7 +393,7 @@ class Neighbourhoods:
         return (loss > WORTH_TELLING) & (beyond_scatter | widespread)
 
 
-def hold_out_neighbourhoods(fit: Fit, domains: Sequence[Domain]) -> Neighbourhoods | None:
+def hold_out_neighbourhoods(fit: RegressionFit, domains: Sequence[Domain]) -> Neighbourhoods | None:
     """Judges a fit by whole neighbourhoods; None where there are too few rows to tell."""
     if len(fit.sample) < FEWEST_DIVIDED_ROWS or len(np.unique(fit.sample.units())) < 2 * FOLDS:
         return None
@@ -403,31 +403,31 @@ def hold_out_neighbourhoods(fit: Fit, domains: Sequence[Domain]) -> Neighbourhoo
         return None
 
     fold = torch.from_numpy(deal_folds(codes, generator=generator))
-    rows = _rows_in_folds(fit, domains, fold)
+    regression = _rows_in_folds(fit, domains, fold)
     strengths = fit.correction.alphas
     alphas = sorted(set(strengths.tolist()))
     best = torch.tensor([alphas.index(strength) for strength in strengths.tolist()])
-    residuals = replace(judge(rows, alphas), best=best).chosen()
-    losses = _losses(residuals, fit.held_out.chosen(), rows.outputs, codes)
+    residuals = replace(judge(regression, alphas), best=best).chosen()
+    losses = _losses(residuals, fit.held_out.chosen(), regression.outputs, codes)
     ordered = losses.sort(0).values
     typical = ordered[: len(losses) - round(TRIMMED * len(losses))]
     return Neighbourhoods(
         codes=codes,
-        rows=rows,
+        regression=regression,
         row_wise=fit.explained,
-        explained=share_explained(residuals, rows.outputs),
+        explained=share_explained(residuals, regression.outputs),
         scatter=losses.std(0, correction=1) * len(losses) ** 0.5,
         typical_loss=typical.sum(0),
     )
 
 
-def choose_by_neighbourhoods(fit: Fit, neighbourhoods: Neighbourhoods) -> Fit:
+def choose_by_neighbourhoods(fit: RegressionFit, neighbourhoods: Neighbourhoods) -> RegressionFit:
     """The fit with strengths that whole neighbourhoods held out choose, for the outputs whose rows are clustered.
 
     Rows of a cluster that are fitted on tell the others of it, so that single rows held out choose too weak a ridge.
     """
     clustered = neighbourhoods.clustered
-    apart = judge(neighbourhoods.rows, fit.alphas)
+    apart = judge(neighbourhoods.regression, fit.alphas)
     best = torch.where(clustered, apart.best, fit.held_out.best)
     row_wise = judge_also(fit.held_out, fit.regression, fit.alphas, best.tolist())
     # Bands are made of what was left of every row, with neighbourhoods drawn whole.
@@ -440,6 +440,7 @@ def choose_by_neighbourhoods(fit: Fit, neighbourhoods: Neighbourhoods) -> Fit:
         alphas=fit.alphas,
         held_out=replace(row_wise, best=best),
     )
+    # Errors of both have one row per fold: either way there are `FOLDS` of them, as fewer rows are not divided.
     held_out = HeldOut(
         residual=torch.where(clustered, apart.residual, row_wise.residual),
         errors=torch.where(clustered, apart.errors, row_wise.errors),
@@ -449,7 +450,7 @@ def choose_by_neighbourhoods(fit: Fit, neighbourhoods: Neighbourhoods) -> Fit:
     return replace(refitted, held_out=held_out)
 
 
-def _rows_in_folds(fit: Fit, domains: Sequence[Domain], fold: Tensor) -> Regression:
+def _rows_in_folds(fit: RegressionFit, domains: Sequence[Domain], fold: Tensor) -> Regression:
     """The same rows of the regression, dealt into other folds."""
     outside, clamped = hold_outside(fit.sample, domains, fold)
     beyond = fit.sample.take(outside.numpy())
@@ -459,9 +460,11 @@ def _rows_in_folds(fit: Fit, domains: Sequence[Domain], fold: Tensor) -> Regress
             shifts.append(piece.read(clamped)[0] - piece.read(beyond)[0])
         else:
             shifts.append(torch.zeros(len(outside), piece.rank, dtype=torch.float64))
-    held = fit.regression.terms[outside] + torch.cat(shifts, 1)
-    rows = Regression.of(fit.regression.terms, fit.regression.outputs, fold, outside, held)
-    return replace(rows, prior=fit.regression.prior)
+    held = fit.regression.design[outside] + torch.cat(shifts, 1)
+    regression = Regression.of(
+        fit.regression.design, fit.regression.outputs, fold=fold, outside=outside, held=held
+    )
+    return replace(regression, prior=fit.regression.prior)
 
 
 def _losses(after: Tensor, before: Tensor, outputs: Tensor, codes: Codes) -> Tensor:
@@ -624,12 +627,12 @@ FAR = 0.1
 MOST_NAMED = 5
 
 
-def distances_from_average(fit: Fit) -> dict[Subset, tuple[float, ...]]:
+def distances_from_average(fit: RegressionFit) -> dict[Subset, tuple[float, ...]]:
     """Per feature how far its curve is from partial dependence: root mean square over the rows, in output spreads."""
     chunk = fit.sample.chunk()
     spread = fit.sample.spread
     distances = {}
-    for piece, function in zip(fit.pieces, fit.functions, strict=True):
+    for piece, function in zip(fit.pieces, fit.finished, strict=True):
         if not isinstance(piece, TablePiece) or len(piece.points) != 1:
             continue
         share = occupancy(piece.points[0], chunk)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nobsp.network.inputs import Subset
-from nobsp.tabular.correction import Fit, Trial, Tried, solve_terms, try_terms
+from nobsp.tabular.correction import RegressionFit, Trial, Tried, solve_terms, try_terms
 from nobsp.tabular.features import Domain
 from nobsp.tabular.grids import (
     DIRECT_BACKGROUND,
@@ -215,12 +215,12 @@ def trial_of_pairs(tables: Tables) -> Trial:
 # ---------------------------------------------------------------------- triples
 
 
-def are_worth_looking_for(fit: Fit) -> bool:
+def are_worth_looking_for(fit: RegressionFit) -> bool:
     """Whether pairs leave more unexplained than they should."""
     return _unexplained(fit) > LOOKED_FOR
 
 
-def _unexplained(fit: Fit) -> float:
+def _unexplained(fit: RegressionFit) -> float:
     """Share of the variance that is unexplained on held-out rows, on average over the outputs that vary."""
     explained = fit.explained[torch.isfinite(fit.explained)]
     return float((1 - explained).mean()) if len(explained) else 0.0
@@ -248,7 +248,7 @@ def screen_triples(
     tabulate: Tabulator,
     domains: Sequence[Domain],
     varying: Mapping[Subset, float],
-    fit: Fit,
+    fit: RegressionFit,
     *,
     most: int,
 ) -> list[Subset]:
@@ -268,7 +268,7 @@ def screen_triples(
 
 
 def _gains_of_triples(
-    tabulate: Tabulator, candidates: Sequence[Subset], lines: Lines, fit: Fit
+    tabulate: Tabulator, candidates: Sequence[Subset], lines: Lines, fit: RegressionFit
 ) -> dict[Subset, float]:
     """Per triple the share of an output's variance that it explains of the residuals on held-out rows."""
     rows = fit.sample.chunk()
@@ -308,7 +308,7 @@ def worth_of(domains: Sequence[Domain]) -> Worth:
     return STEPPED if any(len(domain.steps) for domain in domains) else SMOOTH
 
 
-def trial_of(triples: Sequence[Grid], worth: Worth, fit: Fit) -> Trial:
+def trial_of(triples: Sequence[Grid], worth: Worth, fit: RegressionFit) -> Trial:
     """Triples that must pay on rows held out, tried at strengths around the best ones without them."""
     best = {int(position) for position in fit.held_out.best}
     around = sorted(best | {position + 1 for position in best})
@@ -334,7 +334,7 @@ class Selected:
     """Tables, and the regression of them."""
 
     tables: Tables
-    fit: Fit
+    fit: RegressionFit
     screen: Screen = field(default_factory=Screen)
 
     @property
@@ -394,7 +394,7 @@ class Selection:
         except BudgetSpentError:
             return Screen()
 
-    def _reserve_rows(self, fit: Fit) -> None:
+    def _reserve_rows(self, fit: RegressionFit) -> None:
         """Keeps forward rows for the importances of terms that run row by row."""
         direct = sum(isinstance(piece, DirectPiece) for piece in fit.pieces)
         self.tabulation.meter.reserved = direct * DIRECT_BACKGROUND * (MEASURED_DIRECTLY + 1)
@@ -462,7 +462,7 @@ class Selection:
         named: Sequence[Subset] = (),
         trial: Trial | None = None,
         likely: Collection[int] | None = None,
-    ) -> Fit:
+    ) -> RegressionFit:
         """The regression of all tables, and of named terms that have none."""
         return solve_terms(
             self.tabulation.sample,
