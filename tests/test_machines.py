@@ -18,7 +18,7 @@ SELECTION = (
     "tests/tabular/test_checkpoint.py",
     "tests/tabular/test_files.py",
     "tests/tabular/test_lookup.py",
-    "tests/tabular/test_calibration.py",
+    "tests/tabular/test_fit_together.py",
     "tests/vision/test_cam.py",
 )
 # These take long for what does not depend on the processor: killed processes, memory, many points, files changed.

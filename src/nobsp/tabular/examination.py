@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import narwhals as nw
 import numpy as np
@@ -40,11 +40,9 @@ from nobsp.tabular.grids import Meter, Tabulator
 from nobsp.tabular.health import STANDARD_ERRORS, WORTH_TELLING, Health, TermHealth
 from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import Array, LevelAxis, NumberAxis, TermTable
+from nobsp.tabular.selection import FittedTerms
 from nobsp.tabular.setting import FOLDS, Codes, Sample, Setting, deal_folds, find_neighbourhoods
 from nobsp.tabular.tables import TablePiece, occupancy
-
-if TYPE_CHECKING:
-    from nobsp.tabular.calibration import Terms
 
 # Share of an output's variance below which held-out R² is a warning.
 LOW_SHARE = 0.8
@@ -78,7 +76,7 @@ class Validity:
 
 def examine(
     setting: Setting,
-    terms: Terms,
+    terms: FittedTerms,
     validity: Validity,
     values: Tensor,
     measured: Sample,
@@ -122,7 +120,7 @@ def examine(
     )
 
 
-def _notes(setting: Setting, terms: Terms, meter: Meter) -> list[Finding]:
+def _notes(setting: Setting, terms: FittedTerms, meter: Meter) -> list[Finding]:
     """What was done otherwise than a reader may expect."""
     notes: list[Finding] = []
 

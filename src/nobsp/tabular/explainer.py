@@ -29,13 +29,14 @@ from nobsp.network.guest import checked_device, keeps_torch_modes
 from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.serialization import damage_in_words
 from nobsp.tabular import files
-from nobsp.tabular.calibration import Method
+from nobsp.tabular.as_published import AsPublished
 from nobsp.tabular.examination import suggest_features
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.features import input_values
 from nobsp.tabular.fewest import FewestFeatures, fewest_features
 from nobsp.tabular.files import CHECKPOINTED
-from nobsp.tabular.fitted import METHODS, Fitted, removal_effects, stand_ins
+from nobsp.tabular.fit_together import FittedTogether
+from nobsp.tabular.fitted import Fitted, Method, removal_effects, stand_ins
 from nobsp.tabular.functions import Functions, function_of, with_bands
 from nobsp.tabular.health import (
     ExplainedWorseWarning,
@@ -51,6 +52,9 @@ from nobsp.tabular.predicting import classes_of_model
 from nobsp.tabular.setting import Options, Setting, pose_problem, prepare_data, read_rows
 from nobsp.tabular.shapes import ShapeCheck, check_shape
 from nobsp.tabular.weak_spots import WeakSpot, find_weak_spots, weak_spot_findings
+
+# By the option `reference`.
+METHODS: dict[str, Method] = {"terms": FittedTogether(), "complement": AsPublished()}
 
 # Calibrations of which it was said that rows are explained worse than the headline.
 _WARNED: WeakSet[Fitted] = WeakSet()
@@ -204,6 +208,7 @@ class NObSP(Explainer):
             columns=problem.columns,
             summary=summary,
             estimate=estimate,
+            method=method,
             weighted=sample_weight is not None,
             grouped=groups is not None,
         )
@@ -755,7 +760,10 @@ class NObSP(Explainer):
             explainer = cls(model, **stored.options)
             Options.of({"model": None, **stored.options})
         explainer._fit = files.restore(
-            stored, adapt(model, layout=stored.layout), head=explainer.head
+            stored,
+            adapt(model, layout=stored.layout),
+            method=METHODS[stored.estimate.reference],
+            head=explainer.head,
         )
         return explainer
 

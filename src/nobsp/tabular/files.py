@@ -17,9 +17,8 @@ from nobsp.network.inputs import Features, LevelCounts, Summary
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.projection import Ridge
 from nobsp.published import Accumulator, Isolation, Plan, Published, Solution
-from nobsp.tabular.calibration import Estimate
 from nobsp.tabular.features import Columns, Seen, input_values
-from nobsp.tabular.fitted import METHODS, Fitted
+from nobsp.tabular.fitted import Estimate, Fitted, Method
 from nobsp.tabular.functions import CLASSES
 from nobsp.tabular.setting import find_readout, plain
 from nobsp.tabular.tables import DirectTerm
@@ -81,7 +80,7 @@ def save(
     summary = fitted.summary
     columns = fitted.columns
     if not rows:
-        estimate = METHODS[estimate.reference].without_rows(estimate)
+        estimate = fitted.method.without_rows(estimate)
         summary = replace(summary, pieces=[])
         columns = replace(
             columns, seen=tuple(replace(column, quantiles=np.zeros(0)) for column in columns.seen)
@@ -127,7 +126,9 @@ def _require_features(estimate: Estimate) -> None:
             raise ValueError(f"the term {term} is of features that are not there")
 
 
-def restore(stored: Stored, adapted: Adapted, *, head: str | nn.Module | None) -> Fitted:
+def restore(
+    stored: Stored, adapted: Adapted, *, method: Method, head: str | nn.Module | None
+) -> Fitted:
     """A calibration brought together with its model again."""
     try:
         _require_same_encoding(stored, adapted)
@@ -139,7 +140,14 @@ def restore(stored: Stored, adapted: Adapted, *, head: str | nn.Module | None) -
             f"model is not the one this explainer was calibrated on ({reason}); pass that model, "
             "or calibrate anew."
         ) from failure
-    return Fitted(adapted, readout, stored.columns, stored.summary, stored.estimate)
+    return Fitted(
+        adapted=adapted,
+        readout=readout,
+        columns=stored.columns,
+        summary=stored.summary,
+        estimate=stored.estimate,
+        method=method,
+    )
 
 
 def _require_same_encoding(stored: Stored, adapted: Adapted) -> None:

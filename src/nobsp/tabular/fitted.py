@@ -1,10 +1,14 @@
-"""What a calibration leaves behind: the functions, and what is needed to explain rows with the network beside them."""
+"""What a calibration leaves behind, and how rows are explained with it.
+
+In this order: what is estimated, and what a method does with it; a calibrated model; a feature's values taken away.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,17 +17,138 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp._typing import AnyArray, TableLike
+from nobsp.calibration import Run
 from nobsp.models.coded import unseen_levels
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source, progress_bar, rows_like
 from nobsp.network.inputs import MOST_LEVELS, Subset, Summary, distinct
 from nobsp.network.readout import Readout, Represent, as_model_takes
-from nobsp.tabular.calibration import Batch, Estimate, FittedTogether, Method
-from nobsp.tabular.complement import AsPublished, published_of
+from nobsp.published import Published
 from nobsp.tabular.features import Columns, input_values
-from nobsp.tabular.functions import Functions
+from nobsp.tabular.functions import Functions, with_bands
 from nobsp.tabular.grids import Tabulator
 from nobsp.tabular.lookup import level_axes, read_columns, read_tables
+from nobsp.tabular.setting import Problem, Rows, Setting
+from nobsp.tabular.tables import DirectTerm
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """What is estimated, without the network."""
+
+    functions: Functions  # every term that has a table
+    terms: tuple[Subset, ...]  # all terms, as positions of features; single features first
+    baseline: Tensor  # the baseline as the network takes it
+    baseline_contributions: NDArray[np.float64]  # of every term there, (terms, outputs)
+    alphas: tuple[float, ...]  # per output the relative strength of the ridge
+    direct: tuple[DirectTerm, ...] = ()  # terms that run through the network row by row
+    background: Tensor | None = None  # the background rows; None where they were not kept
+    # Per feature with a table the mean of its prior part over the rows: what levels not seen are measured from.
+    offsets: dict[int, Tensor] = field(default_factory=dict)
+    published: Published | None = None  # the calibration as published, where that was asked for
+
+    @property
+    def reference(self) -> str:
+        """Which method estimated it, under the name that the explainer's option has."""
+        return "terms" if self.published is None else "complement"
+
+    def as_published(self, argument: str) -> Published:
+        """What Algorithm 1 found, or an error where another method was used."""
+        if self.published is None:
+            raise ValueError(
+                f'{argument} must be calibrated with reference="complement", as this explainer is.'
+            )
+        return self.published
+
+    def with_spreads(self) -> Estimate:
+        """The same with bands measured, and nothing that cannot be sent to another process."""
+        # A copy of the functions is without what measures the bands.
+        return replace(self, functions=replace(with_bands(self.functions)))
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows to be given contributions, after the network has run."""
+
+    rows: Tensor  # as they were read
+    complete: Tensor  # which of them lack no number
+    answered: Tensor  # which of them the network answers for
+    from_tables: Tensor  # contributions of the terms that have tables, (rows, tables, outputs)
+    readout: Readout
+
+    def inputs(self, which: Tensor) -> Tensor:
+        """Some of the rows as the model takes them."""
+        return as_model_takes(self.rows[which], self.readout)
+
+    def no_values(self, n_terms: int) -> Tensor:
+        """Contributions of all rows, none of them known yet."""
+        n_rows, _, n_outputs = self.from_tables.shape
+        return torch.full((n_rows, n_terms, n_outputs), torch.nan, dtype=torch.float64)
+
+
+class Method(ABC):
+    """How functions are estimated, and how rows are given contributions with them: by tables, unless said otherwise."""
+
+    takes_weights = True  # whether rows may have weights and groups
+    reads_tables = True  # whether the function of a term that has a table is its table
+
+    @abstractmethod
+    def calibrate(
+        self,
+        run: Run,
+        rows: Rows,
+        problem: Problem,
+        *,
+        known: Estimate | None,
+        progress: bool,
+    ) -> tuple[Summary, Estimate]:
+        """What the rows look like, and what is estimated from them; `known` is an estimate to take a plan over from."""
+
+    @abstractmethod
+    def require_mergeable(
+        self, mine: Estimate, theirs: Estimate, *, summaries: tuple[Summary, Summary]
+    ) -> None:
+        """Raises a ValueError where two calibrations cannot be merged."""
+
+    @abstractmethod
+    def merge(self, mine: Estimate, theirs: Estimate, setting: Setting) -> Estimate:
+        """The estimate from the rows of both; `setting` has what all of them look like."""
+
+    def values(
+        self, estimate: Estimate, batch: Batch, represent: Represent, *, batch_size: int
+    ) -> Tensor:
+        """Contributions from tables, and from the network for the terms that have none."""
+        if not estimate.direct:
+            return batch.from_tables
+        values = batch.no_values(len(estimate.terms))
+        for number, table in enumerate(estimate.functions.tables):
+            values[:, estimate.terms.index(table.features)] = batch.from_tables[:, number]
+
+        # Rows that the model refuses as a whole have such terms too, held where it answers.
+        inputs = batch.inputs(batch.complete)
+        for direct in estimate.direct:
+            position = estimate.terms.index(direct.term)
+            # A row with a missing number contributes 0 here; the residual takes up the difference.
+            values[:, position] = 0.0
+            values[batch.complete, position] = direct(represent, inputs, batch_size=batch_size)
+        return values
+
+    def term_values(
+        self,
+        estimate: Estimate,
+        term: Subset,
+        inputs: Tensor,
+        represent: Represent,
+        *,
+        batch_size: int,
+    ) -> Tensor:
+        """Contributions of a term without a table."""
+        direct = next(direct for direct in estimate.direct if direct.term == term)
+        return direct(represent, inputs, batch_size=batch_size)
+
+    def without_rows(self, estimate: Estimate) -> Estimate:
+        """The same without background rows, which are rows of the calibration table."""
+        return replace(estimate, background=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +171,7 @@ class Fitted:
     columns: Columns  # the caller's columns and features
     summary: Summary  # what the calibration rows looked like
     estimate: Estimate  # the functions
+    method: Method  # how they were estimated
     weighted: bool = False  # whether rows had weights
     grouped: bool = False  # whether the caller named rows that belong together
 
@@ -54,11 +180,6 @@ class Fitted:
         """Every term that has a table."""
         return self.estimate.functions
 
-    @property
-    def method(self) -> Method:
-        """How the functions were estimated."""
-        return METHODS[self.estimate.reference]
-
     def has_table(self, term: Subset) -> bool:
         """Whether a term's function is its table."""
         with_tables = {table.features for table in self.functions.tables}
@@ -66,7 +187,7 @@ class Fitted:
 
     def plan_fingerprint(self) -> str:
         """What two calibrations as published must have in common to be added up."""
-        return published_of(self.estimate, "like").plan.fingerprint()
+        return self.estimate.as_published("like").plan.fingerprint()
 
     def require_same_model(self, readout: Readout) -> None:
         """An error where this is another model's calibration."""
@@ -158,12 +279,30 @@ class Fitted:
         outputs[answered] = self.readout.logits(representation[answered]).cpu()
         outputs[~outputs.isfinite().all(1)] = torch.nan
         if not wanted:
-            return Account(representation, outputs, None, outside, rows)
+            return Account(
+                representation=representation,
+                outputs=outputs,
+                values=None,
+                outside=outside,
+                inputs=rows,
+            )
 
-        batch = Batch(rows, complete, answered, torch.from_numpy(tables), self.readout)
+        batch = Batch(
+            rows=rows,
+            complete=complete,
+            answered=answered,
+            from_tables=torch.from_numpy(tables),
+            readout=self.readout,
+        )
         values = self.method.values(self.estimate, batch, represent, batch_size=batch_size)
         self._add_unseen(values, batch, outside & ~alike, represent, batch_size)
-        return Account(representation, outputs, values, outside, rows)
+        return Account(
+            representation=representation,
+            outputs=outputs,
+            values=values,
+            outside=outside,
+            inputs=rows,
+        )
 
     def _own_columns(self, rows: Tensor, native: Any) -> dict[int, AnyArray]:
         """The caller's columns that tables are read by."""
@@ -315,8 +454,7 @@ def _halves(chosen: Tensor, doubtful: Tensor) -> Sequence[Tensor]:
     return chosen.chunk(2)
 
 
-# By the option `reference`.
-METHODS: dict[str, Method] = {"terms": FittedTogether(), "complement": AsPublished()}
+# ---------------------------------------------------------------------- a feature's values taken away
 
 
 @dataclass(frozen=True, eq=False)

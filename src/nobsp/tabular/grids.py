@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -96,7 +97,7 @@ def find_shortcut(
 
 
 class Tabulator:
-    """Runs the network on grids of points, the other features as in the background rows; counts forward rows."""
+    """Runs the network on grids of points, the other features as in the background rows."""
 
     def __init__(
         self,
@@ -113,7 +114,6 @@ class Tabulator:
         self._failure: Exception | None = None
         self.background = background
         self.head_weight = head_weight
-        self.forward_rows = 0
 
     def __call__(self, features: Sequence[Points]) -> Table:
         """The table of some features, held where the model gives no answer beyond the calibrated range."""
@@ -141,7 +141,6 @@ class Tabulator:
         """The same as the model answers, NaN where it raises."""
         table = None if self._shortcut is None else self._shortcut.table(self, features)
         if table is not None:
-            self.forward_rows += len(self.background) * table.mean[..., 0].numel()
             return table
 
         sizes = [len(points) for points in features]
@@ -189,7 +188,6 @@ class Tabulator:
         """
         representations = []
         for batch in torch.split(rows, self._batch_size):
-            self.forward_rows += len(batch)
             representation, failure = run_where_answered(
                 self._represent,
                 batch,
@@ -522,12 +520,6 @@ class Backgrounds:
             return len(self._background)
         return min(self._background, len(self._rows))
 
-    @property
-    def forward_rows(self) -> int:
-        """Rows that ran through the network so far."""
-        rows = sum(tabulate.forward_rows for tabulate in self._tabulators.values())
-        return rows if self._spread is None else rows + self._spread.forward_rows
-
     def of_rows(self, count: int) -> Tabulator:
         """A tabulator over so many rows, or as many as there are."""
         count = min(count, self.most)
@@ -711,6 +703,23 @@ class Meter:
         """Rows that may still run."""
         return float("inf") if self.limit is None else self.limit - self.spent - self.reserved
 
+    @contextmanager
+    def reserving(self, rows: int) -> Iterator[None]:
+        """Keeps so many rows for later, until the block ends or they are released."""
+        self.reserve(rows)
+        try:
+            yield
+        finally:
+            self.release()
+
+    def reserve(self, rows: int) -> None:
+        """Keeps so many rows for later, until they are released."""
+        self.reserved = rows
+
+    def release(self) -> None:
+        """What was kept for later may run now."""
+        self.reserved = 0
+
     def spend(self, rows: int) -> None:
         """Counts rows before they are answered for; an error where they are too many."""
         if rows > self.left:
@@ -850,7 +859,7 @@ MEASURED_DIRECTLY = 256
 # Most evenly spaced lines of a number while pairs are screened: the others follow the rows.
 _EVEN_SCREENED = 3
 # Rows on which operations are counted: a batch, as some models do work once per batch.
-_COUNTED_ROWS = 8
+COUNTED_ROWS = 8
 # Operations of a forward row up to which full tables take some minutes on a laptop.
 _MOST_OPERATIONS = 5_000_000
 
@@ -947,9 +956,8 @@ ECONOMY = Effort(
 )
 
 
-def count_operations(represent: Represent, inputs: Tensor) -> float:
+def count_operations(represent: Represent, rows: Tensor) -> float:
     """Operations of a forward row: counted, as a clock depends on the machine."""
-    rows = inputs[:_COUNTED_ROWS]
     with Operations() as counter:
         represent(rows)
     return float(counter.total) / len(rows)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from nobsp.network.inputs import Subset
+from nobsp.tabular.bands import Traces
 from nobsp.tabular.correction import RegressionFit, Trial, Tried, solve_terms, try_terms
 from nobsp.tabular.features import Domain
 from nobsp.tabular.grids import (
@@ -38,6 +39,7 @@ from nobsp.tabular.tables import (
     FINE_PAIR_ROOM,
     MOST_DIRECTIONS,
     DirectPiece,
+    DirectTerm,
     Grid,
     Lines,
     Piece,
@@ -379,8 +381,8 @@ class Selection:
         fit = self.solve(tables, trial=trial_of_pairs(tables))
         selected = Selected(tables, fit, screen)
 
-        self._reserve_rows(fit)
-        with suppress(BudgetSpentError):  # then all stays as it is
+        reserving = self.tabulation.meter.reserving(_rows_for_importances(fit))
+        with reserving, suppress(BudgetSpentError):  # then all stays as it is
             selected = self.refine_pairs(selected)
             selected = self.add_triples(selected)
         return selected
@@ -393,11 +395,6 @@ class Selection:
             return screen_pairs(tabulate, tables.domains, self.tabulation.sample, effort)
         except BudgetSpentError:
             return Screen()
-
-    def _reserve_rows(self, fit: RegressionFit) -> None:
-        """Keeps forward rows for the importances of terms that run row by row."""
-        direct = sum(isinstance(piece, DirectPiece) for piece in fit.pieces)
-        self.tabulation.meter.reserved = direct * DIRECT_BACKGROUND * (MEASURED_DIRECTLY + 1)
 
     def refine_pairs(self, before: Selected) -> Selected:
         """Gives pairs of a model of steps more thresholds, where they leave more than they should."""
@@ -475,7 +472,8 @@ class Selection:
 
     def _pieces(self, tables: Tables, named: Sequence[Subset] = ()) -> list[Piece]:
         """What the regression is made of: the tables, and the rows of named terms that have none."""
-        self.tabulation.meter.reserved = 0
+        # Rows of terms without tables run now: what was kept for them is theirs.
+        self.tabulation.meter.release()
         singles, grids = tables.pieces()
         pieces = [self._single_piece(k, tables, singles) for k in range(len(tables.domains))]
         pieces += grids
@@ -508,6 +506,12 @@ class Selection:
         basis = compress(pure - pure.mean(0), share, most=MOST_DIRECTIONS[1])
         rows = sample.inputs.double()
         return DirectPiece(term, columns, tabulate, basis, (rows.amin(0), rows.amax(0)))
+
+
+def _rows_for_importances(fit: RegressionFit) -> int:
+    """Forward rows that the importances of terms without tables will take."""
+    n_direct = sum(isinstance(piece, DirectPiece) for piece in fit.pieces)
+    return n_direct * DIRECT_BACKGROUND * (MEASURED_DIRECTLY + 1)
 
 
 def _pairs_inside(triples: Collection[Subset]) -> set[Subset]:
@@ -543,3 +547,37 @@ def _strongest_columns(pieces: Sequence[Piece], sample: Sample) -> list[Piece]:
         replace(piece, basis=piece.basis[:, spread > least])
         for piece, spread in zip(pieces, spreads, strict=True)
     ]
+
+
+# ---------------------------------------------------------------------- what is left
+
+
+@dataclass(frozen=True, eq=False)
+class FittedTerms:
+    """What selection leaves: the fitted terms, with what bands and findings are made of."""
+
+    fit: RegressionFit
+    traces: Traces
+    # per pair the spread that its features make only together, as a share of the output's
+    strengths: dict[Subset, float]
+    forward_rows: int
+    economy: bool  # whether the model takes too many operations a row for full tables
+    thresholds: dict[int, tuple[int, int]]  # of a feature's steps: those in its table, and all
+    # what a feature's prior part is measured from; for levels that were not seen
+    offsets: dict[int, Tensor]
+    background: Tensor
+
+    @property
+    def order(self) -> tuple[Subset, ...]:
+        """All terms, single features first."""
+        return tuple(piece.term for piece in self.fit.pieces)
+
+    @property
+    def tables(self) -> tuple[TermTable, ...]:
+        """The terms that have tables."""
+        return tuple(term for term in self.fit.finished if isinstance(term, TermTable))
+
+    @property
+    def direct(self) -> tuple[DirectTerm, ...]:
+        """The terms that run through the network row by row."""
+        return tuple(term for term in self.fit.finished if isinstance(term, DirectTerm))

@@ -363,7 +363,6 @@ def _largest_steps(tabulate: Tabulator, domain: Domain, chunk: Chunk, unit: Tens
     few = tabulate.with_rows(_FEW_ROWS)
     points = domain.step_points(chunk, domain.steps, quantiles=0)
     sizes = step_sizes(Steps(domain.steps, points, few([points])), chunk, unit)
-    tabulate.forward_rows += few.forward_rows
 
     largest = np.sort(np.argsort(-sizes, kind="stable")[:MOST_STEPS])
     steps: Array = domain.steps[largest]

@@ -7,15 +7,14 @@ pair does on average over its partner's calibration rows belongs to the feature 
 partial dependence; δ is fitted with a ridge, so that few rows lead back to partial dependence and not to
 nonsense.
 
-In this order: the method in its steps; then what is estimated, and the functions made of it.
+In this order: the method in its steps, and the functions made of what it estimates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,8 +26,7 @@ from nobsp.calibration import Run
 from nobsp.network.batches import progress_bar
 from nobsp.network.guest import use_threads
 from nobsp.network.inputs import Subset, Summary
-from nobsp.network.readout import Readout, Represent, as_model_takes
-from nobsp.published import Published
+from nobsp.network.readout import Represent, as_model_takes
 from nobsp.tabular.bands import Traces, resample_functions
 from nobsp.tabular.correction import RegressionFit, share_explained
 from nobsp.tabular.examination import (
@@ -45,8 +43,10 @@ from nobsp.tabular.examination import (
     terms_with,
 )
 from nobsp.tabular.features import FEW_VALUES, Domain, own_columns
-from nobsp.tabular.functions import Bands, Functions, MakeBands, make_bands_later, with_bands
+from nobsp.tabular.fitted import Estimate, Method
+from nobsp.tabular.functions import Bands, Functions, MakeBands, make_bands_later
 from nobsp.tabular.grids import (
+    COUNTED_ROWS,
     FULL,
     MEASURED_DIRECTLY,
     MOST_STEPS,
@@ -67,11 +67,11 @@ from nobsp.tabular.grids import (
 from nobsp.tabular.health import Health, Reach, measure_reach
 from nobsp.tabular.lookup import Level, TermTable
 from nobsp.tabular.selection import (
+    FittedTerms,
     Selection,
 )
 from nobsp.tabular.setting import Problem, Rows, Sample, Setting
 from nobsp.tabular.tables import (
-    DirectTerm,
     Tables,
     Tabulation,
     occupancy,
@@ -79,11 +79,8 @@ from nobsp.tabular.tables import (
 )
 
 
-class FittedTogether:
+class FittedTogether(Method):
     """All terms in one regression, with the head as prior."""
-
-    takes_weights = True
-    reads_tables = True
 
     def calibrate(
         self,
@@ -124,47 +121,9 @@ class FittedTogether:
         del mine, theirs
         return calibrate_terms(setting)
 
-    def values(
-        self, estimate: Estimate, batch: Batch, represent: Represent, *, batch_size: int
-    ) -> Tensor:
-        """Contributions from tables, and from the network for the terms that have none."""
-        if not estimate.direct:
-            return batch.from_tables
-        values = batch.no_values(len(estimate.terms))
-        for number, table in enumerate(estimate.functions.tables):
-            values[:, estimate.terms.index(table.features)] = batch.from_tables[:, number]
-
-        # Rows that the model refuses as a whole have such terms too, held where it answers.
-        inputs = batch.inputs(batch.complete)
-        for direct in estimate.direct:
-            position = estimate.terms.index(direct.term)
-            # A row with a missing number contributes 0 here; the residual takes up the difference.
-            values[:, position] = 0.0
-            values[batch.complete, position] = direct(represent, inputs, batch_size=batch_size)
-        return values
-
-    def term_values(
-        self,
-        estimate: Estimate,
-        term: Subset,
-        inputs: Tensor,
-        represent: Represent,
-        *,
-        batch_size: int,
-    ) -> Tensor:
-        """Contributions of a term without a table."""
-        direct = next(direct for direct in estimate.direct if direct.term == term)
-        return direct(represent, inputs, batch_size=batch_size)
-
-    def without_rows(self, estimate: Estimate) -> Estimate:
-        """The same without background rows, which are rows of the calibration table."""
-        return replace(estimate, background=None)
-
 
 # Rows on which importances are measured.
 MEASURED_ROWS = 2048
-# Rows that tell how many operations the model takes a row.
-_COUNTED_ROWS = 8
 # Operations of a forward row below which one thread does all: products are small, and where several processes share the
 # processors, threads that wait for each other cost many times what they save.
 _FEW_OPERATIONS = 100_000
@@ -192,7 +151,7 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
     interactions = setting.interactions()
     background = setting.background()
 
-    inputs = as_model_takes(setting.summary.sample[:_COUNTED_ROWS], setting.readout)
+    inputs = as_model_takes(setting.summary.sample[:COUNTED_ROWS], setting.readout)
     operations = count_operations(represent, inputs)
 
     with use_threads(1 if operations < _FEW_OPERATIONS else None):
@@ -216,9 +175,10 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
             progress=progress,
         )
 
-        meter.reserved = sum(direct.cost for direct in terms.direct) * (MEASURED_DIRECTLY + 1)
-        terms, validity = _check_validity(setting, terms, represent)
-        meter.reserved = 0
+        # Importances of terms without tables are measured row by row, and at the baseline.
+        for_importances = sum(direct.cost for direct in terms.direct) * (MEASURED_DIRECTLY + 1)
+        with meter.reserving(for_importances):
+            terms, validity = _check_validity(setting, terms, represent)
 
         measured = sample.some(MEASURED_DIRECTLY if terms.direct else MEASURED_ROWS)
         values = _contributions(terms, represent, measured, options.batch_size)
@@ -228,10 +188,10 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
 
     functions = make_functions(
         setting,
-        terms.tables,
-        terms.order,
-        values,
-        at_baseline,
+        tables=terms.tables,
+        terms=terms.order,
+        values=values,
+        at_baseline=at_baseline,
         base_values=sample.outputs.mean(0),  # of all rows, where a regression may have fewer
         strengths=terms.strengths,
         health=examine(setting, terms, validity, values, measured, meter),
@@ -275,14 +235,17 @@ def _read_sample(
     sample = setting.sample(represent, most_rows).in_canonical_order()
     if meter.limit is not None:
         share = len(sample) / max(costs.sample, 1)
-        meter.reserved = int(costs.direct * min(share, 1.0))
+        # For terms without tables, whose rows the regression reads after all tables were made.
+        meter.reserve(int(costs.direct * min(share, 1.0)))
     if setting.adapted.forest is None:
         # Refinement and grids of pairs usually take about as much again.
         announce(min(2 * costs.total - costs.sample, meter.left), meter.seconds_per_row)
     return effort, sample
 
 
-def _contributions(terms: Terms, represent: Represent, rows: Sample, batch_size: int) -> Tensor:
+def _contributions(
+    terms: FittedTerms, represent: Represent, rows: Sample, batch_size: int
+) -> Tensor:
     """Contributions of every term, (rows, terms, outputs)."""
     chunk = rows.chunk()
     values = {table.features: read(table, chunk) for table in terms.tables}
@@ -291,7 +254,7 @@ def _contributions(terms: Terms, represent: Represent, rows: Sample, batch_size:
     return torch.stack([values[term] for term in terms.order], 1)
 
 
-def _resample_bands(terms: Terms) -> Bands:
+def _resample_bands(terms: FittedTerms) -> Bands:
     """How far functions move from calibration to calibration."""
     resamples = resample_functions(terms.fit, terms.traces)
     return Bands(
@@ -300,7 +263,9 @@ def _resample_bands(terms: Terms) -> Bands:
     )
 
 
-def _check_validity(setting: Setting, terms: Terms, represent: Represent) -> tuple[Terms, Validity]:
+def _check_validity(
+    setting: Setting, terms: FittedTerms, represent: Represent
+) -> tuple[FittedTerms, Validity]:
     """Asks whether the headline can be believed, and chooses the strengths again where rows are clustered."""
     units = len(np.unique(terms.fit.sample.units()))
     findings = few_rows_findings(setting.n_rows, units, grouped=setting.groups is not None)
@@ -373,7 +338,7 @@ def _judge_clusters(setting: Setting, fit: RegressionFit) -> _Clusters:
     )
 
 
-def _find_coarse(setting: Setting, terms: Terms, represent: Represent) -> list[int]:
+def _find_coarse(setting: Setting, terms: FittedTerms, represent: Represent) -> list[int]:
     """Features whose tables are coarser than their functions."""
     tabulate = Tabulator(
         represent, terms.background, setting.head_weight, batch_size=setting.options.batch_size
@@ -391,17 +356,16 @@ def fit_terms(
     interactions: Sequence[Subset] | int | None,
     ridge: float | None,
     batch_size: int,
-    effort: Effort = FULL,
-    meter: Meter | None = None,
+    effort: Effort,
+    meter: Meter,
     shortcut: Shortcut | None = None,
     progress: bool = False,
-) -> Terms:
+) -> FittedTerms:
     """Fits all terms.
 
     `interactions` are the terms to fit, how many of the strongest pairs, or None for those pairs and triples that pay
     on rows held out.
     """
-    meter = meter or Meter()
     backgrounds = Backgrounds(
         represent,
         background,
@@ -424,12 +388,11 @@ def fit_terms(
         else:
             selected = selection.fit_named(mains, interactions)
 
-    meter.reserved = 0
-    return Terms(
+    return FittedTerms(
         fit=selected.fit,
         traces=_traces(selected.tables, selected.terms),
         strengths=selected.screen.strengths,
-        forward_rows=max(meter.spent, backgrounds.forward_rows),
+        forward_rows=meter.spent,
         economy=effort.most_knots < FULL.most_knots,
         thresholds=_count_thresholds(domains),
         offsets=_prior_offsets(selected.tables),
@@ -480,84 +443,7 @@ def _prior_offsets(tables: Tables) -> dict[int, Tensor]:
     return offsets
 
 
-# ---------------------------------------------------------------------- what is estimated, and what it is for
-
-
-@dataclass(frozen=True, eq=False)
-class Terms:
-    """Fitted terms."""
-
-    fit: RegressionFit
-    traces: Traces
-    # per pair the spread that its features make only together, as a share of the output's
-    strengths: dict[Subset, float]
-    forward_rows: int
-    economy: bool  # whether the model takes too many operations a row for full tables
-    thresholds: dict[int, tuple[int, int]]  # of a feature's steps: those in its table, and all
-    # what a feature's prior part is measured from; for levels that were not seen
-    offsets: dict[int, Tensor]
-    background: Tensor
-
-    @property
-    def order(self) -> tuple[Subset, ...]:
-        """All terms, single features first."""
-        return tuple(piece.term for piece in self.fit.pieces)
-
-    @property
-    def tables(self) -> tuple[TermTable, ...]:
-        """The terms that have tables."""
-        return tuple(term for term in self.fit.finished if isinstance(term, TermTable))
-
-    @property
-    def direct(self) -> tuple[DirectTerm, ...]:
-        """The terms that run through the network row by row."""
-        return tuple(term for term in self.fit.finished if isinstance(term, DirectTerm))
-
-
-@dataclass(frozen=True, eq=False)
-class Estimate:
-    """What is estimated, without the network."""
-
-    functions: Functions  # every term that has a table
-    terms: tuple[Subset, ...]  # all terms, as positions of features; single features first
-    baseline: Tensor  # the baseline as the network takes it
-    baseline_contributions: NDArray[np.float64]  # of every term there, (terms, outputs)
-    alphas: tuple[float, ...]  # per output the relative strength of the ridge
-    direct: tuple[DirectTerm, ...] = ()  # terms that run through the network row by row
-    background: Tensor | None = None  # the background rows; None where they were not kept
-    # Per category, what its prior part is measured from.
-    offsets: dict[int, Tensor] = field(default_factory=dict)
-    published: Published | None = None  # the calibration as published, where that was asked for
-
-    @property
-    def reference(self) -> str:
-        """Which method estimated it, under the name that the explainer's option has."""
-        return "terms" if self.published is None else "complement"
-
-    def with_spreads(self) -> Estimate:
-        """The same with bands measured, and nothing that cannot be sent to another process."""
-        # A copy of the functions is without what measures the bands.
-        return replace(self, functions=replace(with_bands(self.functions)))
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Rows to be given contributions, after the network has run."""
-
-    rows: Tensor  # as they were read
-    complete: Tensor  # which of them lack no number
-    answered: Tensor  # which of them the network answers for
-    from_tables: Tensor  # contributions of the terms that have tables, (rows, tables, outputs)
-    readout: Readout
-
-    def inputs(self, which: Tensor) -> Tensor:
-        """Some of the rows as the model takes them."""
-        return as_model_takes(self.rows[which], self.readout)
-
-    def no_values(self, n_terms: int) -> Tensor:
-        """Contributions of all rows, none of them known yet."""
-        n_rows, _, n_outputs = self.from_tables.shape
-        return torch.full((n_rows, n_terms, n_outputs), torch.nan, dtype=torch.float64)
+# ---------------------------------------------------------------------- the functions
 
 
 def decide_estimate(run: Run, estimate: Callable[[], Estimate]) -> Estimate:
@@ -570,11 +456,11 @@ def decide_estimate(run: Run, estimate: Callable[[], Estimate]) -> Estimate:
 
 def make_functions(
     setting: Setting,
+    *,
     tables: tuple[TermTable, ...],
     terms: tuple[Subset, ...],
     values: Tensor,
     at_baseline: Tensor,
-    *,
     base_values: Tensor,
     strengths: dict[Subset, float],
     health: Health,
@@ -657,48 +543,3 @@ def _baseline_position(domain: Domain, baseline: Sample) -> float:
     if domain.span is None:
         return float("nan")
     return float(baseline.own[domain.feature.columns[0]][0])
-
-
-class Method(Protocol):
-    """How functions are estimated, and how rows are given contributions with them."""
-
-    takes_weights: bool  # whether rows may have weights and groups
-    reads_tables: bool  # whether the function of a term that has a table is its table
-
-    def calibrate(
-        self,
-        run: Run,
-        rows: Rows,
-        problem: Problem,
-        *,
-        known: Estimate | None,
-        progress: bool,
-    ) -> tuple[Summary, Estimate]:
-        """What the rows look like, and what is estimated from them."""
-
-    def require_mergeable(
-        self, mine: Estimate, theirs: Estimate, *, summaries: tuple[Summary, Summary]
-    ) -> None:
-        """Raises a ValueError where two calibrations cannot be merged."""
-
-    def merge(self, mine: Estimate, theirs: Estimate, setting: Setting) -> Estimate:
-        """The estimate from the rows of both; `setting` has what all of them look like."""
-
-    def values(
-        self, estimate: Estimate, batch: Batch, represent: Represent, *, batch_size: int
-    ) -> Tensor:
-        """Contributions of all terms in their order, (rows, terms, outputs)."""
-
-    def term_values(
-        self,
-        estimate: Estimate,
-        term: Subset,
-        inputs: Tensor,
-        represent: Represent,
-        *,
-        batch_size: int,
-    ) -> Tensor:
-        """Contributions of one term that needs the network, (rows, outputs)."""
-
-    def without_rows(self, estimate: Estimate) -> Estimate:
-        """The same without calibration rows, and without what only `merge` needs."""

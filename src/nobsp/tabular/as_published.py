@@ -31,10 +31,11 @@ from nobsp.published import (
     split_plan,
 )
 from nobsp.published.sums import Parts
-from nobsp.tabular.calibration import Batch, Estimate, decide_estimate, make_functions
 from nobsp.tabular.correction import share_explained
 from nobsp.tabular.examination import feature_findings, share_findings
 from nobsp.tabular.features import Points
+from nobsp.tabular.fit_together import decide_estimate, make_functions
+from nobsp.tabular.fitted import Batch, Estimate, Method
 from nobsp.tabular.functions import Bands
 from nobsp.tabular.grids import FULL, PAIR_REACH, Tabulator
 from nobsp.tabular.health import Health, TermHealth
@@ -67,7 +68,7 @@ PAIR_EVEN = 9
 DEFAULT_RIDGE = Ridge(1e-4, "relative")
 
 
-class AsPublished:
+class AsPublished(Method):
     """Algorithm 1 of the paper, each feature along the network's view of all other features."""
 
     takes_weights = False
@@ -94,11 +95,11 @@ class AsPublished:
     ) -> None:
         """Raises a ValueError where the two calibrations cannot be added up."""
         del summaries  # moments are what is added up
-        published_of(mine, "merge").require_mergeable(published_of(theirs, "merge"))
+        mine.as_published("merge").require_mergeable(theirs.as_published("merge"))
 
     def merge(self, mine: Estimate, theirs: Estimate, setting: Setting) -> Estimate:
         """The calibration on the rows of both."""
-        merged = published_of(mine, "merge").merge(published_of(theirs, "merge"))
+        merged = mine.as_published("merge").merge(theirs.as_published("merge"))
         return estimate_published(setting, merged, mine.functions.strengths)
 
     def values(
@@ -107,7 +108,7 @@ class AsPublished:
         """Contributions of all terms to rows that ran, (rows, terms, outputs)."""
         del batch_size  # the plan has its own
         values = batch.no_values(len(estimate.terms))
-        published = published_of(estimate, "values")
+        published = estimate.as_published("values")
         values[batch.answered] = published.values(represent, batch.inputs(batch.answered))
         return values
 
@@ -122,22 +123,13 @@ class AsPublished:
     ) -> Tensor:
         """Contributions of one term, (rows, outputs)."""
         del batch_size  # the plan has its own
-        published = published_of(estimate, "values")
+        published = estimate.as_published("values")
         return published.values(represent, inputs, terms=[term])[:, 0]
 
     def without_rows(self, estimate: Estimate) -> Estimate:
         """The same without what `merge` needs."""
-        published = published_of(estimate, "save")
+        published = estimate.as_published("save")
         return replace(estimate, background=None, published=replace(published, parts={}))
-
-
-def published_of(estimate: Estimate, argument: str) -> Published:
-    """What Algorithm 1 found, or an error where another method was used."""
-    if estimate.published is None:
-        raise ValueError(
-            f'{argument} must be calibrated with reference="complement", as this explainer is.'
-        )
-    return estimate.published
 
 
 def _calibrate(
@@ -153,7 +145,7 @@ def _calibrate(
         summary = run.accumulate(rows, summary, Summary.update, name="reading", progress=progress)
 
     if known is not None:
-        plan = published_of(known, "like").plan
+        plan = known.as_published("like").plan
         strengths = known.functions.strengths
     else:
         seen = summary
@@ -268,10 +260,10 @@ def estimate_published(setting: Setting, published: Published, strengths: Streng
 
     functions = make_functions(
         setting,
-        tuple(tables.by_term.values()),
-        published.plan.terms,
-        values,
-        at_baseline,
+        tables=tuple(tables.by_term.values()),
+        terms=published.plan.terms,
+        values=values,
+        at_baseline=at_baseline,
         base_values=published.solution.base,
         strengths=strengths,
         health=_examine(setting, published, values, measured),

@@ -15,8 +15,7 @@ from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
 from nobsp import NObSP
-from nobsp.tabular import calibration
-from nobsp.tabular.calibration import Terms
+from nobsp.tabular import fit_together
 from nobsp.tabular.correction import (
     ALPHAS,
     Regression,
@@ -27,6 +26,7 @@ from nobsp.tabular.correction import (
     tied_strengths,
 )
 from nobsp.tabular.grids import FULL, MAIN_ROWS
+from nobsp.tabular.selection import FittedTerms
 from tests.tabular.nets import Net, additive, net, table
 from tests.tabular.oracles import Background, points_of, share_explained
 from tests.tolerances import COEFFICIENTS, CONTRIBUTIONS, SUMS, assert_same_to_rounding
@@ -41,16 +41,16 @@ def assert_adds_up(ex: Any) -> None:
     )
 
 
-def captured(monkeypatch: pytest.MonkeyPatch, explainer: NObSP, X: np.ndarray) -> Terms:
+def captured(monkeypatch: pytest.MonkeyPatch, explainer: NObSP, X: np.ndarray) -> FittedTerms:
     """Fits, and hands out the regression behind the functions."""
-    found: list[Terms] = []
-    original = calibration.fit_terms
+    found: list[FittedTerms] = []
+    original = fit_together.fit_terms
 
-    def keeping(*given: Any, **options: Any) -> Terms:
+    def keeping(*given: Any, **options: Any) -> FittedTerms:
         found.append(original(*given, **options))
         return found[0]
 
-    monkeypatch.setattr(calibration, "fit_terms", keeping)
+    monkeypatch.setattr(fit_together, "fit_terms", keeping)
     explainer.fit(X)
     return found[0]
 
