@@ -88,20 +88,28 @@ class TorchModes:
             torch._C._pop_torch_function_stack()
 
 
+def run_and_restore(work: Callable[[], Result], restore: Callable[[], object]) -> Result:
+    """What `work` returns; afterwards all is put back, also when it raises or is interrupted.
+
+    `restore` is called twice, as an interrupt may come in the middle of it: it must be such that it can be done any
+    number of times.
+    """
+    try:
+        try:
+            return work()
+        finally:
+            restore()
+    finally:
+        restore()
+
+
 def keeps_torch_modes(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """The function, after which torch's modes are as before, also when it raises or is interrupted."""
 
     @wraps(function)
     def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         modes = TorchModes.now()
-        # Twice: an interrupt may come in the middle of restoring, which can be done any number of times.
-        try:
-            try:
-                return function(*args, **kwargs)
-            finally:
-                modes.restore()
-        finally:
-            modes.restore()
+        return run_and_restore(partial(function, *args, **kwargs), modes.restore)
 
     return guarded
 
@@ -130,20 +138,19 @@ def run_in_ordinary_modes(work: Callable[[], Result]) -> Result:
     # interrupted; it may be ended twice.
     no_inference: Any = None
 
-    try:
-        try:
-            if torch.is_inference_mode_enabled():
-                no_inference = torch._C._InferenceMode(False)
-            ordinary.restore()
-            return work()
-        finally:
-            if no_inference is not None:
-                no_inference.__exit__(None, None, None)
-            modes.restore()
-    finally:
+    def run() -> Result:
+        nonlocal no_inference
+        if torch.is_inference_mode_enabled():
+            no_inference = torch._C._InferenceMode(False)
+        ordinary.restore()
+        return work()
+
+    def restore() -> None:
         if no_inference is not None:
             no_inference.__exit__(None, None, None)
         modes.restore()
+
+    return run_and_restore(run, restore)
 
 
 # ---------------------------------------------------------------------- the visit
@@ -195,30 +202,27 @@ class Visit:
     def _forward(self, x: Tensor) -> Any:
         # On every pass: a model may draw only where a row asks for it, or from its tenth pass on.
         draws = Draws(x.device)
-        # Twice: an interrupt may come in the middle of rewinding, which can be done any number of times.
-        try:
-            try:
-                with draws:
-                    return self._run(x)
-            finally:
-                self.draws_numbers |= draws.rewind()
-        finally:
+
+        def run() -> Any:
+            with draws:
+                return self._run(x)
+
+        def rewind() -> None:
             self.draws_numbers |= draws.rewind()
+
+        return run_and_restore(run, rewind)
 
     def _run(self, x: Tensor) -> Any:
         if self._stand_in is not None:
             return self._stand_in.model(x)
 
         guard = _Guard(self.model, list(self._observers))
-        # Twice: an interrupt may come in the middle of ending, which can be done any number of times.
-        try:
-            try:
-                guard.begin()
-                return self.model(x)
-            finally:
-                guard.end()
-        finally:
-            guard.end()
+
+        def run() -> Any:
+            guard.begin()
+            return self.model(x)
+
+        return run_and_restore(run, guard.end)
 
     def _runs_compiled_code(self) -> bool:
         """Whether a compiled part is run, which would not call hooks registered after it was compiled."""
@@ -254,16 +258,17 @@ def _in_grad_mode(gradients: bool, work: Callable[[], Any]) -> Any:
     """Run with or without gradients; the caller's grad mode and dispatch modes are as before, also when interrupted."""
     before = torch.is_grad_enabled()
     modes = len(_get_current_dispatch_mode_stack())
-    try:
-        try:
-            torch._C._set_grad_enabled(gradients)
-            return work()
-        finally:
-            torch._C._set_grad_enabled(before)
-    finally:
+
+    def run() -> Any:
+        torch._C._set_grad_enabled(gradients)
+        return work()
+
+    def restore() -> None:
         torch._C._set_grad_enabled(before)
         while len(_get_current_dispatch_mode_stack()) > modes:
             _pop_mode()
+
+    return run_and_restore(run, restore)
 
 
 def _ordinary_precision(device: torch.device) -> Any:
@@ -319,7 +324,7 @@ class _Noted:
 
 # By the module's id, and only while a guard holds it, which keeps the module alive.
 _noted: dict[int, _Noted] = {}
-_door = threading.RLock()
+_noted_lock = threading.RLock()
 
 
 class _Guard:
@@ -336,7 +341,7 @@ class _Guard:
 
     def begin(self) -> None:
         """Note, then change: what is not noted yet is not changed yet."""
-        with _door:
+        with _noted_lock:
             for part in self.parts:
                 noted = _noted.get(id(part))
                 if noted is None:
@@ -350,7 +355,7 @@ class _Guard:
 
     def end(self) -> None:
         """Take hooks away, and restore what no other guard holds; this may be done again."""
-        with _door:
+        with _noted_lock:
             for observer in self.observers:
                 observer.unregister()
             for part in self.parts:
@@ -365,8 +370,8 @@ class _Guard:
 
 def _leave_other_threads_behind() -> None:
     """In a forked child the other threads do not exist: their guards end, and the lock they may hold is renewed."""
-    global _door
-    _door = threading.RLock()
+    global _noted_lock
+    _noted_lock = threading.RLock()
     gone = {
         guard
         for noted in _noted.values()
@@ -395,12 +400,12 @@ class Draws:
 
     def __init__(self, device: torch.device) -> None:
         self._happened: bool | None = None  # None until all is put back
-        self._global_numbers = GlobalNumbers.now()
-        self._watch: _States | _Operations
+        self._global_numbers = GlobalGeneratorStates.now()
+        self._watch: _States | _DrawWatcher
         if self._global_numbers is not None and not _fork.happened and device.type == "cpu":
             self._watch = _States()
         else:
-            self._watch = _Operations(device)
+            self._watch = _DrawWatcher(device)
 
     def __enter__(self) -> None:
         self._watch.__enter__()
@@ -418,14 +423,14 @@ class Draws:
 
 
 @dataclass(frozen=True, eq=False)
-class GlobalNumbers:
+class GlobalGeneratorStates:
     """The states of numpy's and Python's global generators at one moment."""
 
     numpy_state: Any
     python_state: Any
 
     @classmethod
-    def now(cls) -> GlobalNumbers | None:
+    def now(cls) -> GlobalGeneratorStates | None:
         """The states; None where other threads may draw as well, whose numbers rewinding would repeat."""
         if threading.active_count() > 1:
             return None
@@ -499,7 +504,7 @@ def _hidden_if_needed(plain: Callable[..., Any], hidden: Callable[..., Any]) -> 
     return dispatch
 
 
-class _Operations(DispatchMode):
+class _DrawWatcher(DispatchMode):
     """Notes torch's state before the first operation of this thread that draws."""
 
     def __init__(self, device: torch.device) -> None:
@@ -614,7 +619,7 @@ def _other_numbers(device: torch.device, *, drawn: bool) -> Iterator[None]:
         yield
         return
     gpus = [device] if device.type == "cuda" else []
-    global_numbers = GlobalNumbers.now()
+    global_numbers = GlobalGeneratorStates.now()
     try:
         with torch.random.fork_rng(devices=gpus):
             torch.rand(1, device=device)
@@ -710,21 +715,23 @@ def make_stand_in(model: nn.Module) -> StandIn | None:
         return None
 
     # Wrappers are left out: a copy runs eagerly and in this process.
-    inner = {id(part): unwrap(part) for part in parts}
+    unwrapped = {id(part): unwrap(part) for part in parts}
+    distinct = {id(part): part for part in unwrapped.values()}
     try:
-        shells = {id(part): object.__new__(type(part)) for part in inner.values()}
+        shells = {own_id: object.__new__(type(part)) for own_id, part in distinct.items()}
     except TypeError:  # a class with memory of its own, made in C
         return None
 
-    copies = {own: shells[id(part)] for own, part in inner.items()}
+    copies = {original_id: shells[id(part)] for original_id, part in unwrapped.items()}
     rewrite = _Rewrite(copies, {})
     for part in parts:
         for buffer in part._buffers.values():
             rewrite.buffer(buffer)
-    slots = {kind: _slots(kind) for kind in {type(part) for part in inner.values()}}
+
+    slots = {kind: _slots(kind) for kind in {type(part) for part in distinct.values()}}
     references: list[Any] = []
-    for part in {id(part): part for part in inner.values()}.values():
-        references += _fill(shells[id(part)], part, slots[type(part)], rewrite)
+    for own_id, part in distinct.items():
+        references += _fill(shells[own_id], part, slots[type(part)], rewrite)
 
     known = {id(shell): shell for shell in shells.values()}
     if _lead_to(references, {id(part) for part in parts}, known):
@@ -1155,7 +1162,7 @@ def use_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Operations(DispatchMode):
+class OperationCounter(DispatchMode):
     """Counts multiplications and additions; without the hooks on modules that torch's own counter puts."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -118,31 +118,39 @@ class Readout:
             raise ValueError(
                 f"probe must be a tensor with at least one row, found {getattr(probe, 'shape', probe)}."
             )
-        with _probing(module, probe) as (run, prepare, rows, (_, dtype, _)):
-            require_function_of_row(run, prepare, rows, outputs_of, dtype)
+        with _probing(module, probe) as probing:
+            require_function_of_row(
+                probing.run, probing.prepare, probing.rows, outputs_of, probing.dtype
+            )
         return cls._find(module, probe, head)
 
     @classmethod
     def _find(cls, module: nn.Module, probe: Tensor, head: str | nn.Module | None) -> Readout:
         """The same, of a model that is known to be a function of its row."""
         layers = _choose_layers(module, head)
-        with _probing(module, probe) as (run, prepare, rows, (device, dtype, integer)):
-            inputs = prepare(rows)
-            outputs = outputs_of(run(inputs), len(rows))
-            overwrites_x = not torch.equal(inputs, prepare(rows))
+        with _probing(module, probe) as probing:
+            rows = probing.rows
+            inputs = probing.prepare(rows)
+            outputs = outputs_of(probing.run(inputs), len(rows))
+            overwrites_x = not torch.equal(inputs, probing.prepare(rows))
             last_layer, link, position = _find_head(
-                run, prepare(rows), layers, outputs, dtype, named=head is not None
+                probing.run,
+                probing.prepare(rows),
+                layers,
+                outputs,
+                probing.dtype,
+                named=head is not None,
             )
-            columns = _embedded_columns(module, run, rows, prepare)
+            columns = _embedded_columns(module, probing.run, rows, probing.prepare)
 
         return cls(
             module=module,
             head=last_layer,
             link=link,
             embedded_columns=columns,
-            device=device,
-            dtype=dtype,
-            integer=integer,
+            device=probing.device,
+            dtype=probing.dtype,
+            integer=probing.integer,
             _place=position,
             _overwrites_x=overwrites_x,
         )
@@ -160,8 +168,10 @@ class Readout:
         from nobsp.network.composed import compose
 
         module = checked(model)
-        with _probing(module, probe) as (run, prepare, rows, (_, dtype, _)):
-            composed, link = compose(module, run, prepare(rows), dtype)
+        with _probing(module, probe) as probing:
+            composed, link = compose(
+                module, probing.run, probing.prepare(probing.rows), probing.dtype
+            )
         readout = cls._find(composed, probe, "head")
         return replace(readout, link=link, no_head=composed.places is None)
 
@@ -287,7 +297,8 @@ def as_model_takes(rows: Tensor, readout: Readout) -> Tensor:
     if readout.integer:
         return rows.to(torch.int64)
     # A double-precision model gets doubles: the baseline takes the rows' dtype and must not be rounded for it.
-    return rows if rows.dtype == torch.float32 == readout.dtype else rows.to(torch.float64)
+    both_single = rows.dtype == torch.float32 and readout.dtype == torch.float32
+    return rows if both_single else rows.to(torch.float64)
 
 
 def fingerprint_of(module: nn.Module, head: str) -> str:
@@ -327,9 +338,20 @@ def checked(model: nn.Module) -> nn.Module:
     return module
 
 
+class _Probing(NamedTuple):
+    """A model that is held in evaluation mode, and some rows to run it on."""
+
+    run: Visit  # runs it
+    prepare: Callable[[Tensor], Tensor]  # copies rows as the model takes them
+    rows: Tensor
+    device: torch.device  # where the model lives
+    dtype: torch.dtype  # in which it takes numbers
+    integer: bool  # whether it takes integers
+
+
 @contextmanager
-def _probing(module: nn.Module, probe: Tensor) -> Iterator[tuple[Any, ...]]:
-    """Hands out what runs the model, what makes rows ready for it, some rows, and its device, dtype and integers."""
+def _probing(module: nn.Module, probe: Tensor) -> Iterator[_Probing]:
+    """Holds a model in evaluation mode to run it on some rows; what it refuses is explained."""
     device, dtype = device_and_dtype(module)
     probe = probe.detach()[:PROBE_ROWS]
     with evaluation_mode(module) as run:
@@ -342,11 +364,13 @@ def _probing(module: nn.Module, probe: Tensor) -> Iterator[tuple[Any, ...]]:
                 integer = False
 
         try:
-            yield (
-                run,
-                lambda x: _prepared(x, device, dtype, integer, copy=True),
-                probe,
-                (device, dtype, integer),
+            yield _Probing(
+                run=run,
+                prepare=lambda x: _prepared(x, device, dtype, integer, copy=True),
+                rows=probe,
+                device=device,
+                dtype=dtype,
+                integer=integer,
             )
         except (RuntimeError, IndexError) as failure:
             explain_failure(failure, probe, dtype=dtype, device=device)
@@ -430,9 +454,10 @@ def _find_head(
         raise search.why_none(silent=[name for name in layers if name not in search.calls])
 
     _require_one_head(search.winners(), list(layers), named=named)
-    rank, order = min(search.best.values())
-    match = search.matches[-order]
-    return match.head, list(LINKS)[rank], search.place_of(match, layers[match.head.name])
+    best = min(search.best.values())
+    match = search.matches[best.match]
+    link = list(LINKS)[best.link]
+    return match.head, link, search.place_of(match, layers[match.head.name])
 
 
 @dataclass(frozen=True, eq=False)
@@ -446,6 +471,17 @@ class _Match:
     source: Tensor  # the tensor itself, which the model may overwrite
 
 
+@dataclass(frozen=True)
+class _Rank:
+    """How good a match is: of the simplest link, and then the last call, comes first."""
+
+    link: int  # position in LINKS, simplest first
+    match: int  # position among the matches, in the order of the calls
+
+    def __lt__(self, other: _Rank) -> bool:
+        return (self.link, -self.match) < (other.link, -other.match)
+
+
 class _HeadSearch:
     """Compares what every linear layer gives with the outputs, while the model runs."""
 
@@ -457,8 +493,7 @@ class _HeadSearch:
         self._outputs = outputs
         self._dtype = dtype
         self._sizes = {output.shape[1] for output in outputs.values()}
-        # Per output the simplest link, then the last call as a negative number.
-        self.best: dict[str, tuple[int, int]] = {}
+        self.best: dict[str, _Rank] = {}  # by output
         self.matches: list[_Match] = []
         self.calls: Counter[str] = Counter()
         self._near: list[tuple[float, str]] = []  # by how much the outputs of other layers differ
@@ -479,29 +514,30 @@ class _HeadSearch:
 
         head = Head.of(layer, name)
         entering = _rows_entering(layer, source, self._rows).clone()
-        order = -len(self.matches)
-        self._compare(head, entering.to("cpu", torch.float64), order)
-        if any(number == order for _, number in self.best.values()):
+        number = len(self.matches)
+        self._compare(head, entering.to("cpu", torch.float64), number)
+        if any(rank.match == number for rank in self.best.values()):
             self.matches.append(_Match(head, layer, self.calls[name] - 1, entering, source))
 
-    def _compare(self, head: Head, z: Tensor, order: int) -> None:
-        """Notes which outputs a head gives, and through which link."""
+    def _compare(self, head: Head, z: Tensor, number: int) -> None:
+        """Notes which outputs a head gives, and through which link; `number` is what its match would have."""
         logits = head.logits(z)
         allowed = _allowance(z, head, self._dtype, self._device)
         for path, output in self._outputs.items():
             if output.shape != logits.shape:
                 continue
             self._near.append((float((logits - output).abs().max()), head.name))
-            for rank, link in enumerate(LINKS):
+            for position, link in enumerate(LINKS):
                 if logits.shape[1] == 1 and "softmax" in link:
                     continue  # the softmax of a single logit is always one
                 if _agrees(logits, output, allowed, link, self._dtype):
-                    self.best[path] = min(self.best.get(path, (rank, order)), (rank, order))
+                    rank = _Rank(position, number)
+                    self.best[path] = min(self.best.get(path, rank), rank)
                     break
 
     def winners(self) -> list[_Match]:
         """For every output that a head gives, the call that does."""
-        return [self.matches[-order] for _, order in self.best.values()]
+        return [self.matches[rank.match] for rank in self.best.values()]
 
     def place_of(self, match: _Match, layer: nn.Module) -> Place:
         """Where the input of a match passes in the caller's own layer; the last call whatever its number."""

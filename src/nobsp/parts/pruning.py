@@ -22,7 +22,7 @@ from nobsp.arguments import (
     require_whole_number,
     suggest,
 )
-from nobsp.network.guest import Operations, evaluation_mode, in_ordinary_modes
+from nobsp.network.guest import OperationCounter, evaluation_mode, in_ordinary_modes
 from nobsp.network.readout import tensors_in
 from nobsp.parts.altered import altered_layers
 from nobsp.parts.anatomy import NoPartsError
@@ -761,7 +761,7 @@ def _parameters(model: nn.Module) -> int:
 
 def _multiplications(model: nn.Module, rows: Rows) -> int:
     """Per row."""
-    operations = Operations()
+    operations = OperationCounter()
     with torch.no_grad(), operations:
         model(rows.tensor[:1].to(rows.device, copy=True))
     return operations.total // 2

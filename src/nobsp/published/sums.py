@@ -6,6 +6,7 @@ over batches, ranks and machines, so rows may be read once and anywhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -74,6 +75,7 @@ class Accumulator:
         """These rows and then the other's, whose blocks move on to where these end."""
         if self._block_counts() != other._block_counts():
             raise ValueError("the two sums have other terms or blocks, and cannot be added up")
+        # Row i lives in block i % n, so the other's blocks shift by our rows.
         n_rows = self.rows
         joined: Parts = {}
         for term, blocks in self.parts.items():
@@ -135,18 +137,18 @@ def split_plan(plan: Plan, readout: Readout, *, memory: int) -> list[Plan]:
     largest = max(sizes.values())
     if largest > room:
         for_sums = 2 * largest
-        for_both = -(-4 * (largest + plan.bytes_of_bases()) // 3)
+        for_both = math.ceil(4 * (largest + plan.bytes_of_bases()) / 3)
         raise ValueError(
             f"memory is {memory:,} bytes but this calibration needs at least "
             f"{max(for_sums, for_both):,}."
         )
 
-    stages: list[list[Subset]] = []
-    held = room
+    stages: list[list[Subset]] = [[]]
+    used = 0
     for term in plan.terms:
-        held += sizes[term]
-        if held > room:
+        if used + sizes[term] > room:
             stages.append([])
-            held = sizes[term]
+            used = 0
         stages[-1].append(term)
+        used += sizes[term]
     return [plan.only(terms) for terms in stages]

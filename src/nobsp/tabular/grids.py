@@ -24,7 +24,7 @@ from torch import Tensor
 
 from nobsp._typing import BoolArray
 from nobsp.network.forest import Forest
-from nobsp.network.guest import Operations
+from nobsp.network.guest import OperationCounter
 from nobsp.network.inputs import Subset
 from nobsp.network.readout import Represent
 from nobsp.tabular.features import Domain, Points
@@ -958,7 +958,7 @@ ECONOMY = Effort(
 
 def count_operations(represent: Represent, rows: Tensor) -> float:
     """Operations of a forward row: counted, as a clock depends on the machine."""
-    with Operations() as counter:
+    with OperationCounter() as counter:
         represent(rows)
     return float(counter.total) / len(rows)
 

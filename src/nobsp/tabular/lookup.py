@@ -225,19 +225,35 @@ class TermTable:
         if len(self._slopes):
             return self._read_line(rows)
 
-        node = np.zeros(rows.count, np.intp)
-        # per axis of numbers how far the next node is, and how much it counts
+        n_outputs = self.values.shape[-1]
+        # Without outputs beside them, single numbers are read faster.
+        flat = self.values.reshape(-1) if n_outputs == 1 else self.values.reshape(-1, n_outputs)
+        nodes, corners, unseen = self._nodes_and_corners(rows)
+        values = _between(flat, nodes, corners).reshape(rows.count, n_outputs)
+        if unseen is not None:
+            values[unseen] = 0.0
+        return values
+
+    def _nodes_and_corners(
+        self, rows: Chunk
+    ) -> tuple[Places, list[tuple[int, Array]], BoolArray | None]:
+        """The node before every row, what lies between it and the next ones, and rows of unknown levels, if any.
+
+        Nodes are numbered with the last axis running fastest. Per axis of numbers, corners say how many nodes on the
+        next one is, and how far along to it a row lies.
+        """
+        nodes = np.zeros(rows.count, np.intp)
         corners: list[tuple[int, Array]] = []
-        unseen: NDArray[np.bool_] | None = None
-        outputs = self.values.shape[-1]
-        stride = self.values.size // max(outputs, 1)
-        for axis, size in zip(self.axes, self.values.shape, strict=False):
+        unseen: BoolArray | None = None
+        *sizes, n_outputs = self.values.shape
+        stride = self.values.size // max(n_outputs, 1)
+        for axis, size in zip(self.axes, sizes, strict=False):
             stride //= size
             if isinstance(axis, NumberAxis):
                 segments, along = self._segments(axis, rows)
                 corners.append((stride, along))
                 segments *= stride
-                node += segments
+                nodes += segments
                 continue
 
             places, has_unseen = rows.places(axis)
@@ -245,13 +261,8 @@ class TermTable:
                 unknown = places == len(axis)
                 unseen = unknown if unseen is None else unseen | unknown
                 places = np.where(unknown, 0, places)
-            node += places * stride
-
-        flat = self.values.reshape(-1) if outputs == 1 else self.values.reshape(-1, outputs)
-        values = _between(flat, node, corners).reshape(rows.count, outputs)
-        if unseen is not None:
-            values[unseen] = 0.0
-        return values
+            nodes += places * stride
+        return nodes, corners, unseen
 
     def _segments(self, axis: NumberAxis, rows: Chunk) -> tuple[Places, Array]:
         """Segment of each row along an axis, and how far along it; a grid is held at its edges."""

@@ -860,8 +860,10 @@ def _row_keys(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     that equal values in different columns count differently, as they must for one-hot columns.
     """
     mixed = _mix(words)
-    columns = mixed.sum(axis=0, dtype=np.uint64)
-    return _mix(_mix(mixed ^ columns).sum(axis=1, dtype=np.uint64))
+    column_keys = mixed.sum(axis=0, dtype=np.uint64)
+    told_apart = _mix(mixed ^ column_keys)
+    row_sums = told_apart.sum(axis=1, dtype=np.uint64)
+    return _mix(row_sums)
 
 
 def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -725,7 +725,8 @@ def occupancy(points: Points, rows: Chunk, weights: Array | None = None) -> Tens
 
 def places_of(points: Points, rows: Chunk) -> Tensor:
     """Where on a side every row is, (rows, points)."""
-    return torch.stack([occupancy(points, rows, row) for row in np.eye(rows.count)])
+    # Counted with all weight on one row, the shares at the points are that row's.
+    return torch.stack([occupancy(points, rows, single) for single in np.eye(rows.count)])
 
 
 def purify(table: Tensor, shares: Sequence[Tensor]) -> Tensor:
@@ -743,12 +744,12 @@ def average_over(grid: Tensor, places: Sequence[Tensor], *, sides: Sequence[int]
     The other sides are averaged together, so that features that are correlated in the rows are so here.
     """
     others = [side for side in range(len(places)) if side not in sides]
-    joint = places[others[0]]
-    for side in others[1:]:
-        joint = joint.unsqueeze(-1) * places[side].reshape(
-            len(joint), *[1] * (joint.ndim - 1), places[side].shape[1]
-        )
-    average: Tensor = torch.tensordot(grid, joint.mean(0), dims=(others, list(range(len(others)))))
+    if len(others) == 1:
+        joint = places[others[0]].mean(0)
+    else:
+        first, second = (places[side] for side in others)
+        joint = torch.einsum("rj,rk->jk", first, second) / len(first)
+    average: Tensor = torch.tensordot(grid, joint, dims=(others, list(range(len(others)))))
     return average
 
 
