@@ -25,7 +25,7 @@ from nobsp.tabular.lookup import (
     read_tables,
 )
 from nobsp.tabular.predicting import outputs_of
-from nobsp.tabular.shaping import bounded, level_beyond, read_flat, replaced, rising, smooth
+from nobsp.tabular.shaping import bounded, flat_beyond, read_flat, replaced, rising, smooth
 
 if TYPE_CHECKING:
     from nobsp.tabular.functions import Functions
@@ -132,7 +132,7 @@ def edit(
     if flat is not None:
         above, number = flat
         changed = [
-            level_beyond(table, position, number, above=above, outputs=outputs) for table in tables
+            flat_beyond(table, position, number, above=above, outputs=outputs) for table in tables
         ]
     elif word in _DIRECTIONS:
         changed = rising(tables, position, chunk, falling=word == "decreasing", outputs=outputs)

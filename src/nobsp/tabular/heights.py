@@ -37,18 +37,27 @@ class Block:
     means: FloatArray  # what was taken off, (heights,)
 
     def table(self, heights: FloatArray) -> TermTable:
-        """A correction with these heights, (heights, outputs): zero on average, and level beyond its knots."""
+        """A correction with these heights, (heights, outputs): zero on average, and flat beyond its knots."""
         values = heights - self.means @ heights
-        if isinstance(self.axis, LevelAxis):
-            return TermTable((self.feature,), (self.axis,), values)
+        return flat_beyond_ends(TermTable((self.feature,), (self.axis,), values))
 
-        knots = self.axis.knots
-        width = knots[-1] - knots[0]
-        outer = np.concatenate([[knots[0] - width], knots, [knots[-1] + width]])
-        inner = values[: len(knots)]
-        held = np.concatenate([inner[:1], inner, inner[-1:], values[len(knots) :]])
-        axis = NumberAxis(self.axis.column, outer, missing=self.axis.missing)
-        return TermTable((self.feature,), (axis,), held)
+
+def wider(knots: FloatArray) -> FloatArray:
+    """Knots with one more on either side, as far away as the others reach."""
+    width = knots[-1] - knots[0]
+    return np.concatenate([[knots[0] - width], knots, [knots[-1] + width]])
+
+
+def flat_beyond_ends(table: TermTable) -> TermTable:
+    """A function of one number that stays what it is at its first and last knot; levels have no ends."""
+    axis = table.axes[0]
+    if not isinstance(axis, NumberAxis):
+        return table
+    inner = table.values[: len(axis.knots)]
+    absent = table.values[len(axis.knots) :]
+    values = np.concatenate([inner[:1], inner, inner[-1:], absent])
+    wide = NumberAxis(axis.column, wider(axis.knots), missing=axis.missing)
+    return TermTable(table.features, (wide,), values)
 
 
 def weights_of_nodes(axis: Axis, rows: Chunk) -> FloatArray:

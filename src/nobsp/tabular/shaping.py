@@ -1,4 +1,4 @@
-"""Tables under a rule: rising or falling throughout, smooth, level beyond a number, replaced, or held within bounds.
+"""Tables under a rule: rising or falling throughout, smooth, flat beyond a number, replaced, or held within bounds.
 
 A rising sum. With g the function of the feature itself and T_k its interactions, the sum rises in x whatever the other
 features are where g + Σ_k T_k does so for every combination of their nodes. It is written as p + Σ_k (T_k + h_k), a
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nobsp._typing import FloatArray
-from nobsp.tabular.heights import weights_of_nodes
+from nobsp.tabular.heights import flat_beyond_ends, weights_of_nodes, wider
 from nobsp.tabular.lookup import Axis, Chunk, NumberAxis, TermTable
 
 # Rounds of projections; the loss is rarely lower after more.
@@ -56,12 +56,20 @@ class _Part:
         flat = moved.reshape(moved.shape[0], -1, moved.shape[-1])
 
         along = weights_of_nodes(axis, rows)[:, order]
-        others = np.ones((rows.count, 1))
+        across = np.ones((rows.count, 1))
         for k, other in enumerate(table.axes):
             if k != position:
                 weights = weights_of_nodes(other, rows)
-                others = (others[:, :, None] * weights[:, None, :]).reshape(rows.count, -1)
-        return cls(table, position, knots, order, flat[order], along.T @ others)
+                products = across[:, :, None] * weights[:, None, :]
+                across = products.reshape(rows.count, -1)
+        return cls(
+            table=table,
+            position=position,
+            knots=knots,
+            order=order,
+            heights=flat[order],
+            shares=along.T @ across,
+        )
 
     def rebuilt(self, heights: FloatArray) -> TermTable:
         """The table with other heights at the ordered nodes; what stands for missing stays."""
@@ -134,16 +142,20 @@ def _project(
     if lent is None:
         return None
 
-    designs = [_design(part, rows) for part in parts]
-    target = sum(design @ height.ravel() for design, height in zip(designs, own, strict=True))
+    main = own[0].copy()
+    interactions = []
+    for part, height, loan in zip(parts[1:], own[1:], lent, strict=True):
+        main -= loan(parts[0].knots)[:, None]
+        interactions.append(height + loan(part.knots)[:, None])
+
     weights = [np.maximum(part.shares, _WEIGHT_OF_NONE) for part in parts]
-    start = [own[0] - sum(h(parts[0].knots)[:, None] for h in lent)]
-    start += [
-        height + h(part.knots)[:, None]
-        for part, height, h in zip(parts[1:], own[1:], lent, strict=True)
-    ]
+    start = [main, *interactions]
     heights = [_isotonic(height, weight) for height, weight in zip(start, weights, strict=True)]
-    heights = _improve(heights, designs, weights, np.asarray(target))
+
+    designs = [_design(part, rows) for part in parts]
+    by_part = [design @ height.ravel() for design, height in zip(designs, own, strict=True)]
+    target = np.sum(by_part, axis=0)
+    heights = _improve(heights, designs, weights, target)
     return _purified(parts, heights)
 
 
@@ -155,16 +167,19 @@ def _lend(
     steps = np.diff(own[0][:, 0])
     needs = []
     for part, height in zip(parts[1:], own[1:], strict=True):
-        fall = np.maximum(-np.diff(height, axis=0).min(1), 0.0)
-        total = np.concatenate([[0.0], np.cumsum(fall)])
-        needs.append(np.diff(np.interp(knots, part.knots, total)))
+        steepest = np.diff(height, axis=0).min(1)
+        falls = np.maximum(-steepest, 0.0)
+        total = np.concatenate([[0.0], np.cumsum(falls)])
+        at_knots = np.interp(knots, part.knots, total)
+        needs.append(np.diff(at_knots))
     needed = np.sum(needs, axis=0) if needs else np.zeros(len(steps))
     size = max(float(np.ptp(height)) for height in own)
     if (steps >= needed - _ROUNDING * size).all():
         return None
 
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(needed > 0, np.clip(np.maximum(steps, 0) / needed, 0, 1), 0.0)
+        affordable = np.maximum(steps, 0) / needed
+    share = np.where(needed > 0, np.clip(affordable, 0, 1), 0.0)
     lent: list[Callable[[FloatArray], FloatArray]] = []
     for part, need in zip(parts[1:], needs, strict=True):
         total = np.concatenate([[0.0], np.cumsum(share * need)])
@@ -174,7 +189,7 @@ def _lend(
 
 
 def _line(knots: FloatArray, heights: FloatArray) -> Callable[[FloatArray], FloatArray]:
-    """A function of one number that is level beyond its knots, as grids are."""
+    """A function of one number that is flat beyond its knots, as grids are."""
 
     def line(x: FloatArray) -> FloatArray:
         return np.interp(x, knots, heights)
@@ -186,7 +201,8 @@ def _design(part: _Part, rows: Chunk) -> Any:
     """What every node of a part does to every row, a sparse matrix (rows, nodes)."""
     from scipy import sparse
 
-    design = sparse.csr_array(weights_of_nodes(part.table.axes[part.position], rows)[:, part.order])
+    along = weights_of_nodes(part.table.axes[part.position], rows)
+    design = sparse.csr_array(along[:, part.order])
     for k, other in enumerate(part.table.axes):
         if k == part.position:
             continue
@@ -196,23 +212,31 @@ def _design(part: _Part, rows: Chunk) -> Any:
 
 
 def _row_products(first: Any, second: Any) -> Any:
-    """Products of every entry of a row with every entry of the same row, both matrices sparse."""
+    """Products of every entry of a row with every entry of the same row, both matrices sparse.
+
+    Every entry on the left is repeated for each entry that its row has on the right.
+    """
     from scipy import sparse
 
     n_rows = first.shape[0]
     left = sparse.csr_array(first)
     right = sparse.csr_array(second)
-    row_of = np.repeat(np.arange(n_rows), np.diff(left.indptr))
+    row_of_entry = np.repeat(np.arange(n_rows), np.diff(left.indptr))
     n_right = np.diff(right.indptr)
-    repeats = n_right[row_of]
-    entries = np.repeat(np.arange(left.nnz), repeats)
-    begins = right.indptr[row_of]
-    offsets = np.arange(len(entries)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-    positions = np.repeat(begins, repeats) + offsets
-    columns = left.indices[entries] * second.shape[1] + right.indices[positions]
-    values = left.data[entries] * right.data[positions]
+    repeats = n_right[row_of_entry]
+    from_left = np.repeat(np.arange(left.nnz), repeats)
+
+    # The entries of a row on the right lie one after another, from where the row begins.
+    first_product = np.cumsum(repeats) - repeats
+    within_row = np.arange(len(from_left)) - np.repeat(first_product, repeats)
+    row_begins = right.indptr[row_of_entry]
+    from_right = np.repeat(row_begins, repeats) + within_row
+
+    values = left.data[from_left] * right.data[from_right]
+    columns = left.indices[from_left] * second.shape[1] + right.indices[from_right]
+    rows = row_of_entry[from_left]
     shape = (n_rows, first.shape[1] * second.shape[1])
-    return sparse.csr_array((values, (row_of[entries], columns)), shape=shape)
+    return sparse.csr_array((values, (rows, columns)), shape=shape)
 
 
 def _isotonic(heights: FloatArray, weights: FloatArray) -> FloatArray:
@@ -242,15 +266,17 @@ def _improve(
     for _ in range(_ROUNDS):
         before = loss
         for k, design in enumerate(designs):
-            step = ((design.T @ residual) / counts[k]).reshape(heights[k].shape)
-            candidate = _isotonic(heights[k] + step, weights[k])
-            change = design @ (candidate - heights[k]).ravel()
+            step = (design.T @ residual) / counts[k]
+            stepped = heights[k] + step.reshape(heights[k].shape)
+            moved = _isotonic(stepped, weights[k]) - heights[k]
+            change = design @ moved.ravel()
             size = float(change @ change)
             if size == 0.0:
                 continue
             # Any point between two that rise does so too; the best one on the way is taken.
-            length = min(max(float(change @ residual) / size, 0.0), 1.0)
-            heights[k] = heights[k] + length * (candidate - heights[k])
+            best = float(change @ residual) / size
+            length = min(max(best, 0.0), 1.0)
+            heights[k] = heights[k] + length * moved
             residual = residual - length * change
         loss = float(residual @ residual)
         if loss >= before * (1 - _LEAST_GAIN):
@@ -264,7 +290,9 @@ def _purified(parts: Sequence[_Part], heights: Sequence[FloatArray]) -> list[Flo
     result = []
     for part, height in zip(parts[1:], heights[1:], strict=True):
         share = part.shares.sum(0)
-        share = share / share.sum() if share.sum() > 0 else np.full(len(share), 1 / len(share))
+        if share.sum() <= 0:
+            share = np.ones(len(share))
+        share = share / share.sum()
         average = height @ share
         main[:, 0] += np.interp(parts[0].knots, part.knots, average)
         result.append(height - average[:, None])
@@ -282,17 +310,27 @@ def with_knots(table: TermTable, knots: FloatArray, *, feature: int | None = Non
         return table
 
     moved = np.moveaxis(table.values, position, 0)
-    x = union if len(table.axes) == 1 else np.clip(union, axis.knots[0], axis.knots[-1])
+    is_grid = len(table.axes) > 1
+    x = np.clip(union, axis.knots[0], axis.knots[-1]) if is_grid else union
     segments = axis.segments(x)
-    along = axis.along(x, segments).reshape(-1, *([1] * (moved.ndim - 1)))
+    along = axis.along(x, segments)
+    along = along.reshape(-1, *([1] * (moved.ndim - 1)))
     values = moved[segments] * (1 - along) + moved[segments + 1] * along
     if axis.missing:
         values = np.concatenate([values, moved[-1:]])
+    return _on_other_knots(table, position, union, values)
+
+
+def _on_other_knots(
+    table: TermTable, position: int, knots: FloatArray, heights: FloatArray
+) -> TermTable:
+    """A table with other knots along one axis; `heights` have that axis first."""
+    axis = table.axes[position]
+    assert isinstance(axis, NumberAxis)
     axes = list(table.axes)
-    axes[position] = NumberAxis(axis.column, union, missing=axis.missing)
-    return TermTable(
-        table.features, tuple(axes), np.ascontiguousarray(np.moveaxis(values, 0, position))
-    )
+    axes[position] = NumberAxis(axis.column, knots, missing=axis.missing)
+    values = np.moveaxis(heights, 0, position)
+    return TermTable(table.features, tuple(axes), np.ascontiguousarray(values))
 
 
 def smooth(table: TermTable, feature: int, rows: Chunk, *, outputs: Sequence[int]) -> TermTable:
@@ -308,6 +346,7 @@ def smooth(table: TermTable, feature: int, rows: Chunk, *, outputs: Sequence[int
 
     part = _Part.of(table, feature, rows)
     shares = part.shares.sum(1)
+
     # Beyond the rows the function keeps near what it was, instead of going straight on.
     weights = np.maximum(shares, _WEIGHT_BEYOND * shares.mean())
     smoother = _smoother(part.knots, knots, weights)
@@ -316,6 +355,7 @@ def smooth(table: TermTable, feature: int, rows: Chunk, *, outputs: Sequence[int
     absent = moved[len(axis.knots) :]
     flat = present.reshape(len(axis.knots), -1)
     smoothed = (smoother @ flat).reshape(len(knots), *present.shape[1:])
+
     # Other outputs stay as they are, on the same knots.
     finer = with_knots(table, knots, feature=feature)
     if len(outputs) < table.values.shape[-1]:
@@ -324,12 +364,7 @@ def smooth(table: TermTable, feature: int, rows: Chunk, *, outputs: Sequence[int
         assert isinstance(grown, NumberAxis)
         knots = grown.knots
 
-    values = np.concatenate([smoothed, absent])
-    axes = list(table.axes)
-    axes[position] = NumberAxis(axis.column, knots, missing=axis.missing)
-    return TermTable(
-        table.features, tuple(axes), np.ascontiguousarray(np.moveaxis(values, 0, position))
-    )
+    return _on_other_knots(table, position, knots, np.concatenate([smoothed, absent]))
 
 
 def _mixed(
@@ -390,11 +425,16 @@ def _smoother(former: FloatArray, knots: FloatArray, weights: FloatArray) -> Flo
     def smoother(strength: float) -> FloatArray:
         return np.asarray(np.linalg.solve(products + strength * penalty + ground, weighted))
 
-    low, high = -30.0, 30.0
+    # Halves an interval of logarithms: the stronger the penalty, the less freedom is left.
+    low = -30.0
+    high = 30.0
     for _ in range(60):
         middle = (low + high) / 2
-        freedom = float((smoother(np.exp(middle)) * reading.T).sum())
-        low, high = (middle, high) if freedom > SMOOTH_FREEDOM else (low, middle)
+        hat_by_knot = smoother(np.exp(middle)) * reading.T
+        if float(hat_by_knot.sum()) > SMOOTH_FREEDOM:
+            low = middle
+        else:
+            high = middle
     return smoother(float(np.exp(high)))
 
 
@@ -407,7 +447,7 @@ def read_flat(rule: str) -> tuple[bool, float] | None:
     return match.group(1).lower() == "above", float(number)
 
 
-def level_beyond(
+def flat_beyond(
     table: TermTable, feature: int, number: float, *, above: bool, outputs: Sequence[int]
 ) -> TermTable:
     """The function held at its value at a number, above or below it."""
@@ -422,11 +462,14 @@ def level_beyond(
         if not inside:
             return table
 
-    # A second knot beyond the number, so that the line that goes on from the last two is level.
-    width = axis.knots[-1] - axis.knots[0]
-    outer = max(number, axis.knots[-1]) + width if above else min(number, axis.knots[0]) - width
+    # A second knot beyond the number, so that the line that goes on from the last two is flat.
+    first = axis.knots[0]
+    last = axis.knots[-1]
+    width = last - first
+    outer = max(number, last) + width if above else min(number, first) - width
     knots = [number] if is_grid else [number, outer]
     table = with_knots(table, np.array(knots), feature=feature)
+
     part_axis = table.axes[position]
     assert isinstance(part_axis, NumberAxis)
     moved = np.moveaxis(table.values, position, 0).copy()
@@ -451,8 +494,10 @@ def replaced(
         nodes: Any = axis.knots.copy()
     elif isinstance(axis.levels, tuple):
         nodes = np.array(axis.levels, dtype=object)
+    elif axis.levels.shape[1] == 1:
+        nodes = axis.levels[:, 0]
     else:
-        nodes = axis.levels[:, 0] if axis.levels.shape[1] == 1 else axis.levels.copy()
+        nodes = axis.levels.copy()
 
     heights = np.asarray(function(nodes), dtype=np.float64)
     expected = (len(nodes),)
@@ -476,27 +521,13 @@ def bounded(
     high = np.inf if most is None else most
     axis = table.axes[0]
     if isinstance(axis, NumberAxis):
-        width = axis.knots[-1] - axis.knots[0]
-        table = with_knots(table, np.array([axis.knots[0] - width, axis.knots[-1] + width]))
+        table = with_knots(table, wider(axis.knots)[[0, -1]])
         table = with_knots(table, _crossings(table, (low, high), outputs))
 
     values = table.values.copy()
-    values[:, list(outputs)] = np.clip(values[:, list(outputs)], low, high)
-    return _level_beyond_ends(TermTable(table.features, table.axes, values))
-
-
-def _level_beyond_ends(table: TermTable) -> TermTable:
-    """A function of one number that stays what it is at its first and last knot."""
-    axis = table.axes[0]
-    if not isinstance(axis, NumberAxis):
-        return table
-    width = axis.knots[-1] - axis.knots[0]
-    knots = np.concatenate([[axis.knots[0] - width], axis.knots, [axis.knots[-1] + width]])
-    inner = table.values[: len(axis.knots)]
-    absent = table.values[len(axis.knots) :]
-    values = np.concatenate([inner[:1], inner, inner[-1:], absent])
-    wide = NumberAxis(axis.column, knots, missing=axis.missing)
-    return TermTable(table.features, (wide,), values)
+    changed = list(outputs)
+    values[:, changed] = np.clip(values[:, changed], low, high)
+    return flat_beyond_ends(TermTable(table.features, table.axes, values))
 
 
 def _crossings(table: TermTable, bounds: Sequence[float], outputs: Sequence[int]) -> FloatArray:
