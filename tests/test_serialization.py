@@ -481,6 +481,37 @@ def test_json_that_is_twofold_too_deep_or_no_number_is_refused(about: str, tmp_p
         serialization.read(tmp_path / "file", kind="thing", version=1)
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [[1] * 100, [10**4000] * 400, [0, 1 << 61, 1 << 61], [0, 1 << 70]],
+    ids=["dimensions", "product", "empty", "length"],
+)
+def test_shapes_that_no_tensor_has_are_damage(shape: list[int], tmp_path: Path) -> None:
+    metadata = {"format": "nobsp", "kind": "thing", "version": "1", "about": "{}"}
+    stop = 4 if 0 not in shape else 0
+    described = {"dtype": "F32", "shape": shape, "data_offsets": [0, stop]}
+    header = json.dumps({"__metadata__": metadata, "a": described}).encode()
+    path = tmp_path / "file"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(stop))
+    for framework in ("pt", "numpy"):
+        with pytest.raises(ValueError, match=r"file'.*described wrongly"):
+            serialization.read(path, kind="thing", version=1, framework=framework)
+
+
+@pytest.mark.parametrize("tag", ["@frozenset", "@dict"])
+def test_keys_that_are_made_to_collide_are_refused(tag: str) -> None:
+    # All of them have the hash 0, and comparing each with all others takes hours for a million.
+    keys = [number * sys.hash_info.modulus for number in range(1, 1000)]
+    said = {tag: keys if tag == "@frozenset" else [[key, None] for key in keys]}
+    with pytest.raises(ValueError, match="keys"):
+        serialization.unpack(said, {})
+
+
+def test_many_keys_come_back() -> None:
+    value = {number: frozenset({number, -number, str(number)}) for number in range(1000)}
+    assert serialization.unpack(serialization.pack(value, {}), {}) == value
+
+
 @dataclasses.dataclass
 class Counted:
     position: int

@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # files of arrays are written and read where there is no torc
 
 # More columns than any calibration can have: products of so many would take terabytes.
 _MOST_COLUMNS = 1 << 20
+# Keys of equal hash that a dictionary or a set may have; with many, filling it would take for ever.
+_MOST_ALIKE = 64
 # Letters of what was found in its place, in messages.
 _EXCERPT = 60
 # Classes that had another name when files were written.
@@ -176,7 +178,9 @@ class _Reader:
             case "@tuple", list():
                 return tuple(self.restore(inner) for inner in content)
             case "@frozenset", list():
-                return frozenset(self.restore(inner) for inner in content)
+                members = [self.restore(inner) for inner in content]
+                _require_hashes_apart(members)
+                return frozenset(members)
             case "@dict", list():
                 return self._dictionary(content)
             case "@float", "nan" | "inf" | "-inf":
@@ -194,7 +198,9 @@ class _Reader:
 
     def _dictionary(self, pairs: list[Any]) -> dict[Any, Any]:
         """A dictionary; an error where a key stands twice."""
-        content = {self.restore(key): self.restore(inner) for key, inner in pairs}
+        restored = [(self.restore(key), self.restore(inner)) for key, inner in pairs]
+        _require_hashes_apart([key for key, _ in restored])
+        content = dict(restored)
         if len(content) != len(pairs):
             raise ValueError("a key stands twice in the same dictionary")
         return content
@@ -215,6 +221,13 @@ class _Reader:
             if key in hints and not _fits(value, hints[key]):
                 raise ValueError(f"{key!r} of {name!r} is a {type(value).__name__}")
         return kind(**values)
+
+
+def _require_hashes_apart(keys: Sequence[Any]) -> None:
+    """An error where a file was made so that its keys have one hash, and each is compared with all others."""
+    n_hashes = len({hash(key) for key in keys})
+    if len(keys) > _MOST_ALIKE * (n_hashes + 1):
+        raise ValueError("its keys are made to be confused with each other")
 
 
 def _restored_moments(content: Any) -> Any:

@@ -29,6 +29,9 @@ _METADATA = "__metadata__"
 _CHECKSUM = "checksum"
 # Bytes of the length of the header, and what the header is filled up to, so that tensors are aligned.
 _LENGTH_BYTES = 8
+# What numpy of any version takes for a shape: so many lengths, and no more bytes than can be counted.
+_MOST_DIMENSIONS = 32
+_MOST_BYTES = 1 << 62
 # The largest header that the safetensors library reads.
 _LONGEST_HEADER = 100_000_000
 # Names in the format, the bytes of a number, and what numpy and torch call it.
@@ -212,10 +215,20 @@ def _entry(name: str, described: Any) -> _Entry:
             "data_offsets": [int(start), int(stop)],
             **rest,
         } if not rest and dtype in _DTYPES:
-            whole = all(type(length) is int and length >= 0 for length in shape)
-            if whole and math.prod(shape) * _DTYPES[dtype][0] == stop - start and start >= 0:
+            width = _DTYPES[dtype][0]
+            if _is_shape(shape, width) and math.prod(shape) * width == stop - start and start >= 0:
                 return _Entry(dtype, tuple(shape), start, stop)
     raise DamagedError(f"tensor {name!r} is described wrongly")
+
+
+def _is_shape(shape: list[Any], width: int) -> bool:
+    """Whether a tensor can have this shape; an empty one too has lengths that numpy and torch multiply."""
+    if len(shape) > _MOST_DIMENSIONS:
+        return False
+    if not all(type(length) is int and 0 <= length <= _MOST_BYTES for length in shape):
+        return False
+    n_bytes: int = math.prod(length or 1 for length in shape) * width
+    return n_bytes <= _MOST_BYTES
 
 
 def _require_no_gaps(entries: Mapping[str, _Entry], size: int) -> None:

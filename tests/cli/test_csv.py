@@ -8,7 +8,9 @@ import pytest
 from nobsp.cli.inputs import write_csv
 
 
-@pytest.mark.parametrize("text", ['=HYPERLINK("x")', "+cmd", "-2+3", "@sum", "\tx", "\rx"])
+@pytest.mark.parametrize(
+    "text", ['=HYPERLINK("x")', "+cmd", "-2+3", "@sum", "\tx", "\rx", "\n=1", "\uff1d1+1"]
+)
 def test_a_text_that_a_spreadsheet_would_run_is_written_as_text(tmp_path: Path, text: str) -> None:
     path = tmp_path / "table.csv"
     write_csv(path, {"name": [text], text: ["plain"]})

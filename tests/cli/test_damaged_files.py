@@ -21,8 +21,10 @@ import pytest
 import torch
 from torch import nn
 
-from nobsp.cli.inputs import read_frame
-from nobsp.cli.options import UsageError
+from nobsp.cli import inputs
+from nobsp.cli.inputs import find_pictures, read_frame
+from nobsp.cli.options import ImageOptions, UsageError
+from nobsp.vision.pictures import picture_files, read_pictures
 
 Run = Callable[..., Any]
 
@@ -43,6 +45,20 @@ REMARKS = {
                 {"name": "a", "field_name": "a", "pandas_type": "x", "numpy_type": "os.system"}
             ],
             "column_indexes": [],
+        }
+    ).encode(),
+    "names of a gigabyte each": json.dumps(
+        {
+            "index_columns": [],
+            "columns": [],
+            "column_indexes": [
+                {
+                    "name": None,
+                    "field_name": None,
+                    "pandas_type": "unicode",
+                    "numpy_type": "<U500000000",
+                }
+            ],
         }
     ).encode(),
 }
@@ -97,6 +113,39 @@ def test_files_of_arrow_with_changed_bytes_are_read_or_refused(tmp_path: Path) -
         except UsageError:
             n_refused += 1
     assert 0 < n_refused < 60
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".feather"])
+def test_remarks_that_pandas_writes_are_read(ending: str, tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {
+            "whole": pd.array([1, None], dtype="Int64"),
+            "truth": pd.array([True, None], dtype="boolean"),
+            "level": pd.Categorical(["a", "b"]),
+            "day": pd.to_datetime(["2020-01-01", "2020-01-02"]).tz_localize("UTC"),
+            "month": pd.period_range("2020-01", periods=2, freq="M"),
+            "number": pd.array([1.0, 2.0], dtype="float64[pyarrow]"),
+            "word": pd.array(["a", "b"], dtype="string"),
+        }
+    )
+    path = tmp_path / f"rows{ending}"
+    if ending == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_feather(path)
+    pd.testing.assert_frame_equal(read_frame(path, option="--data"), frame)
+
+
+def test_a_table_that_is_larger_than_the_machine_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pa.table({"a": np.zeros(100_000)}), path)
+    assert path.stat().st_size < 10_000
+    assert len(read_frame(path, option="--data")) == 100_000
+    monkeypatch.setattr(inputs, "memory_of_machine", lambda: 100_000)
+    with pytest.raises(UsageError, match=r"rows\.parquet cannot be read: its 100,000 rows"):
+        read_frame(path, option="--data")
 
 
 def test_decimals_of_databases_are_numbers(tmp_path: Path) -> None:
@@ -238,3 +287,88 @@ def test_damaged_files_of_skops_are_one_line(
     )
     assert result.code == 1
     assert f"--model {path} cannot be read" in result.err
+
+
+def test_archives_that_become_gigabytes_are_not_unpacked(
+    nobsp: Run, home: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("skops.io", reason="skops is not installed")
+    path = tmp_path / "net.skops"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("schema.json", b" " * (inputs._MOST_UNPACKED * 2))
+    result = nobsp(
+        *("explain", "--model", path, "--data", "houses.csv", "--target", "price"),
+        *("--out", tmp_path / "new"),
+    )
+    assert result.code == 1
+    assert f"--model {path} cannot be read" in result.err
+    assert f"would become {inputs._MOST_UNPACKED * 2:,}" in result.err
+
+
+@pytest.mark.parametrize("option", ["--weights", "--model"])
+def test_weights_that_are_packed_are_not_unpacked_without_the_user_s_word(
+    nobsp: Run, home: Path, tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(nn.Linear(1, 1).state_dict(), tmp_path / "whole.pt")
+    path = tmp_path / "net.pt"
+    with (
+        zipfile.ZipFile(tmp_path / "whole.pt") as whole,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for name in whole.namelist():
+            archive.writestr(name, whole.read(name))
+
+    def read(*_: Any, **__: Any) -> None:
+        raise AssertionError("torch unpacked it")
+
+    monkeypatch.setattr(torch, "load", read)
+    model = ["--model", "shop:house", "--weights"] if option == "--weights" else ["--model"]
+    result = nobsp(
+        *("explain", *model, path, "--data", "houses.csv", "--target", "price"),
+        *("--out", tmp_path / "new"),
+    )
+    assert result.code == 2
+    assert f"{option} {path} is a pickle" in result.err
+
+
+# ---------------------------------------------------------------------- images
+
+
+def test_postscript_that_is_called_an_image_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import EpsImagePlugin
+
+    marker = tmp_path / "trap"
+    interpreter = tmp_path / "bin" / "gs"
+    interpreter.parent.mkdir()
+    interpreter.write_text(f"#!/bin/sh\ntouch '{marker}'\n", encoding="utf-8")
+    interpreter.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    path = tmp_path / "images" / "x.png"
+    path.parent.mkdir()
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
+
+    options = ImageOptions(images=path.parent, size=(8, 8))
+    pictures = find_pictures(path.parent, options, option="--images", batch_size=1)
+    with pytest.raises(ValueError, match=r"x\.png cannot be read as an image"):
+        pictures.batch([0])
+    with pytest.raises(ValueError, match=r"x\.png' cannot be read as a picture"):
+        read_pictures([path], "images", channels=3)
+    assert not marker.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes in folders here")
+def test_pipes_and_devices_that_are_called_images_are_left_out(tmp_path: Path) -> None:
+    from PIL import Image
+
+    # Opening a pipe that nobody writes to waits for ever; a device has no end.
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "device.png").symlink_to(os.devnull)
+    (tmp_path / "circle.png").symlink_to("circle.png")
+    Image.new("L", (4, 4)).save(tmp_path / "whole.png")
+    options = ImageOptions(images=tmp_path)
+    pictures = find_pictures(tmp_path, options, option="--images", batch_size=1)
+    assert pictures.paths == (tmp_path / "whole.png",)
+    assert picture_files(tmp_path, "images") == [tmp_path / "whole.png"]

@@ -90,3 +90,15 @@ def test_an_explainer_s_file_will_do(home: Path, tmp_path: Path) -> None:
 )
 def test_what_is_lacking_is_a_usage_error(path: Path, arguments: list[str]) -> None:
     assert main(["export", "--functions", str(path), *arguments]) == 2
+
+
+@pytest.mark.parametrize("to", ["sql", "javascript"])
+def test_a_link_is_written_through(path: Path, to: str) -> None:
+    target = path.with_name("target.txt")
+    target.write_text("before", encoding="utf-8")
+    link = path.with_name("link.txt")
+    link.symlink_to(target)
+    table = ["--table", "t"] if to == "sql" else []
+    assert main(["export", "--functions", str(path), "--to", to, *table, "--out", str(link)]) == 0
+    assert link.is_symlink()
+    assert target.read_text(encoding="utf-8") != "before"

@@ -447,6 +447,30 @@ def hide_expression(program: Any, marker: Path) -> None:
     values["x"]["sizes"][0]["as_expr"]["expr_str"] = hidden
 
 
+def size_of(expression: str) -> Any:
+    """A program whose number of rows is an expression."""
+
+    def change(program: Any, _: Path) -> None:
+        values = program["graph_module"]["graph"]["tensor_values"]
+        values["x"]["sizes"][0]["as_expr"]["expr_str"] = expression
+
+    return with_program(change)
+
+
+def tower(height: int) -> str:
+    """A power of a power of a power."""
+    return "Integer(3)" if height == 0 else f"Pow({tower(height - 1)}, Integer(16))"
+
+
+def packed_samples(members: Members, _: Path) -> Members:
+    """Examples in which a few compressed bytes are more than can be looked through."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as inner:
+        for number in range(3):
+            inner.writestr(f"samples/{number}.pkl", b"N" * 10_000)
+    return replaced(members, SAMPLES, lambda _: packed.getvalue())
+
+
 def import_in_structure(program: Any, marker: Path) -> None:
     marker.with_name("trap_module.py").write_text(code(marker), encoding="utf-8")
     context = {"__enum__": True, "fqn": "trap_module:A", "name": "A"}
@@ -532,6 +556,15 @@ TRAPS: dict[str, Any] = {
     ],
     "size that is code": with_program(set_expression),
     "size that hides code in a text": with_program(hide_expression),
+    # These would not run code, but never come to an end.
+    "size that is a tower of powers": size_of(tower(9)),
+    "size with an exponent that is a product": size_of(
+        f"Pow(Integer(3), Mul({', '.join(['Integer(16)'] * 40)}))"
+    ),
+    "size with an exponent that is a huge fraction": size_of("Pow(Integer(3), Float('1e300'))"),
+    "largest of many sizes": size_of(f"Max({', '.join(map('s{0}*t{0}'.format, range(400)))})"),
+    "size that is a long text": size_of(" + ".join(["Integer(1)"] * 2000)),
+    "examples that were packed": packed_samples,
     "input whose name is code": with_program(rename_input),
     "structure that imports": with_program(import_in_structure),
     "call of a method by name": with_program(
@@ -643,6 +676,48 @@ def test_a_small_file_does_not_make_large_tensors(files: dict[str, Path], tmp_pa
         inflated = with_config(WEIGHTS, inflate)(content, tmp_path)
         with pytest.raises(ValueError, match="elements"):
             load_exported(write_archive(tmp_path / "large.pt2", inflated))
+
+
+@pytest.mark.parametrize(
+    "sizes", [[1] * 1000, [10**4000] * 60, [1 << 70]], ids=["dimensions", "product", "length"]
+)
+def test_shapes_that_no_tensor_has_are_refused(
+    sizes: list[int], files: dict[str, Path], tmp_path: Path
+) -> None:
+    def inflate(config: Any) -> None:
+        first = next(iter(config.values()))
+        first["tensor_meta"]["sizes"] = [{"as_int": size} for size in sizes]
+
+    members = with_config(WEIGHTS, inflate)(members_of(files["dynamic.pt2"]), tmp_path)
+    with pytest.raises(ValueError, match=r"dimensions|64 bits"):
+        load_exported(write_archive(tmp_path / "large.pt2", members))
+
+
+@pytest.mark.parametrize("n_rows", [0, 1 << 40])
+def test_numbers_of_rows_that_nobody_has_take_no_memory(
+    n_rows: int, files: dict[str, Path], rows: Tensor, tmp_path: Path
+) -> None:
+    def resize(program: Any, _: Path) -> None:
+        values = program["graph_module"]["graph"]["tensor_values"]
+        for value in values.values():
+            if value["sizes"] and value["sizes"][0].get("as_int") == 1:
+                value["sizes"][0]["as_int"] = n_rows
+
+    members = with_program(resize)(members_of(files["one row.pt2"]), tmp_path)
+    with pytest.raises(ValueError, match=f"exactly {n_rows} rows"):
+        as_module(write_archive(tmp_path / "rows.pt2", members), rows)
+
+
+def test_a_program_that_is_no_python_is_one_clear_error(
+    files: dict[str, Path], rows: Tensor, tmp_path: Path
+) -> None:
+    def rename(program: Any, _: Path) -> None:
+        text = json.dumps(program["graph_module"]).replace('"name": "x"', '"name": "self"')
+        program["graph_module"] = json.loads(text.replace('"x": {"dtype"', '"self": {"dtype"'))
+
+    members = with_program(rename)(members_of(files["dynamic.pt2"]), tmp_path)
+    with pytest.raises(ValueError, match="parts do not fit each other"):
+        as_module(write_archive(tmp_path / "self.pt2", members), rows)
 
 
 def test_extra_files_and_symbolic_sizes_are_no_hindrance(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from nobsp.cli.inputs import read_frame, write_csv
 from nobsp.cli.options import Console, Names, UsageError
-from nobsp.drafts import replacing
+from nobsp.drafts import check_path, replacing
 
 if TYPE_CHECKING:
     from nobsp import Functions
@@ -69,7 +69,7 @@ def export(
             sys.stdout.write(text)
             sys.stdout.flush()
             return
-        with replacing(out) as draft:
+        with replacing(check_path(out)) as draft:
             Path(draft).write_text(text, encoding="utf-8")
     console.show({"functions": repr(loaded), "files": {to: str(out)}}, _describe)
 
@@ -94,7 +94,7 @@ def predict(*, functions: Path, data: Path, out: Path, console: Console = Consol
 
     _warn_of_unseen(loaded, frame, console)
     columns = _columns_of(loaded, frame)
-    with replacing(out) as draft:
+    with replacing(check_path(out)) as draft:
         write_csv(Path(draft), columns)
     console.show({"functions": repr(loaded), "files": {"predictions": str(out)}}, _describe)
 

@@ -43,8 +43,15 @@ _HARMLESS = {
 _TRUST = "If you trust where it came from, add --trust-pickle"
 _REASON = f"is a pickle, and reading a pickle can run any code its author put there. {_TRUST}; better, save"
 _WEIGHTS = "holds weights alone; pass --model package.module:factory --weights"
+# What an archive may become when it is unpacked: so many bytes, and so many more for each of its own.
+_MOST_UNPACKED = 1 << 26
+_MOST_PER_BYTE = 100
+# Types that pandas writes into its remarks; of others, texts of a fixed length could have any.
+_PANDAS_TYPE = re.compile(r"[A-Za-z_]+[0-9]{0,3}(\[.*\]|<.*>)*")
+_TYPED_REMARKS = ("columns", "column_indexes")
 _PARQUET = (".parquet", ".pq")
 _ARROW = (".arrow", ".feather", ".ipc")
+_BYTES_OF_NUMBER = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +121,7 @@ def _from_skops(path: Path, *, trust_pickle: bool) -> Any:
             f"{path} is a skops file, which needs skops: pip install skops."
         ) from missing
     with _told_as_unreadable("--model", path):
+        _require_modest_archive(path)
         unknown = sorted(set(skops.io.get_untrusted_types(file=path)) - _HARMLESS)
     if unknown and not trust_pickle:
         what = f"objects that could run code when they are loaded: {', '.join(unknown)}"
@@ -130,6 +138,14 @@ def _told_as_unreadable(option: str, path: Path) -> Iterator[None]:
     except Exception as failure:
         reason = " ".join(f"{type(failure).__name__}: {failure}".split())
         raise ValueError(f"{option} {path} cannot be read ({reason[:300]}).") from failure
+
+
+def _require_modest_archive(path: Path) -> None:
+    """An error for an archive of few bytes that would take all memory when it is unpacked."""
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(info.file_size for info in archive.infolist())
+    if unpacked > _MOST_UNPACKED + _MOST_PER_BYTE * path.stat().st_size:
+        raise ValueError(f"its {path.stat().st_size:,} bytes would become {unpacked:,}")
 
 
 def _from_pickle(path: Path, *, trust_pickle: bool) -> Any:
@@ -151,6 +167,12 @@ def _load_tensors(path: Path) -> Any:
     import torch
 
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                packed = [info for info in archive.infolist() if info.compress_type]
+            # torch compresses nothing, and unpacks whatever a file says.
+            if packed:
+                return None
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception:  # noqa: BLE001 - torch has many for what it does not take
         return None
@@ -364,8 +386,17 @@ def read_frame(path: Path, *, option: str, texts: Mapping[str, Sequence[Any]] | 
 
     try:
         table = _read_arrow(path)
+        _require_plain_remarks(table.schema)
         frame = _plain_decimals(table).to_pandas()
-    except (pa.ArrowException, LookupError, TypeError, ValueError, OSError) as failure:
+    except (
+        pa.ArrowException,
+        LookupError,
+        MemoryError,
+        NotImplementedError,
+        TypeError,
+        ValueError,
+        OSError,
+    ) as failure:
         # What a file says of its columns is read by pandas, which has many exceptions for it.
         reason = " ".join(str(failure).split()) or type(failure).__name__
         raise UsageError(f"{option} {path} cannot be read: {reason}") from failure
@@ -393,6 +424,7 @@ def _read_arrow(path: Path) -> Any:
     import pyarrow.parquet
 
     if path.suffix.lower() in _PARQUET:
+        _require_room(pyarrow.parquet.read_metadata(path))
         return pyarrow.parquet.read_table(path)
     if path.suffix.lower() in _ARROW:
         table = pyarrow.feather.read_table(path)
@@ -401,6 +433,36 @@ def _read_arrow(path: Path) -> Any:
         return table
     convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
     return pyarrow.csv.read_csv(path, parse_options=_csv_dialect(path), convert_options=convert)
+
+
+def _require_room(metadata: Any) -> None:
+    """An error for a table that cannot be in memory: repeated values take no room in a file of Parquet."""
+    stated = sum(metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
+    needed = max(stated, metadata.num_rows * metadata.num_columns * _BYTES_OF_NUMBER)
+    if needed > memory_of_machine():
+        raise ValueError(
+            f"its {metadata.num_rows:,} rows of {metadata.num_columns:,} columns need {needed:,} bytes, more "
+            "than this machine has"
+        )
+
+
+def memory_of_machine() -> int:
+    """Bytes of memory, whoever uses them; without bounds where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return sys.maxsize
+
+
+def _require_plain_remarks(schema: Any) -> None:
+    """An error where the remarks for pandas name types that it would make gigabytes of."""
+    remarks = schema.pandas_metadata
+    parts = [remarks.get(part) for part in _TYPED_REMARKS] if isinstance(remarks, dict) else []
+    columns = itertools.chain.from_iterable(part for part in parts if isinstance(part, list))
+    for column in columns:
+        named = str(column.get("numpy_type")) if isinstance(column, dict) else ""
+        if not _PANDAS_TYPE.fullmatch(named):
+            raise ValueError(f"{named[:80]!r} is not a type of a column")
 
 
 def _plain_decimals(table: Any) -> Any:
@@ -467,9 +529,13 @@ def write_csv(path: Path, columns: Mapping[str, Sequence[Any]], *, neutral: bool
             (quoted if breaks else plain).writerow(cells)
 
 
+# Some spreadsheets take the wide letters of East Asian keyboards for formulas too.
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
+
 def _neutral(cell: Any) -> Any:
     """A cell that no spreadsheet takes for a formula."""
-    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+    if not isinstance(cell, str) or not cell.startswith(_FORMULA_STARTS):
         return cell
     try:
         float(cell)
@@ -559,9 +625,11 @@ class Pictures:
     def _pixels(self, path: Path) -> Any:
         from PIL import Image, ImageOps
 
+        from nobsp.vision.pictures import FORMATS
+
         grey = len(self.mean) == 1
         try:
-            with Image.open(path) as opened:
+            with Image.open(path, formats=FORMATS) as opened:
                 picture = ImageOps.exif_transpose(opened).convert("L" if grey else "RGB")
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as failure:
             raise ValueError(
@@ -630,11 +698,11 @@ def _refuse_deep(pictures: Pictures, option: str) -> None:
     """An error for a picture of more than eight bits, which would be cut off at 255 and shown white or black."""
     from PIL import Image
 
-    from nobsp.vision.pictures import DEEP_MODES
+    from nobsp.vision.pictures import DEEP_MODES, FORMATS
 
     for path in pictures.paths:
         try:
-            with Image.open(path) as opened:
+            with Image.open(path, formats=FORMATS) as opened:
                 mode = opened.mode
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
             continue  # it is named where it is read
@@ -650,7 +718,8 @@ def _image_files(folder: Path) -> list[Path]:
     paths = []
     for home, _, names in os.walk(folder):
         paths += [Path(home, name) for name in names if name.lower().endswith(_SUFFIXES)]
-    return sorted(paths)
+    # Devices and pipes may be called like images too, and never end.
+    return sorted(path for path in paths if path.is_file())
 
 
 def _folder_in(folder: Path, path: Path) -> str | None:
@@ -674,8 +743,10 @@ def _is_readable(path: Path) -> bool:
     """Whether a file is an image to its end."""
     from PIL import Image
 
+    from nobsp.vision.pictures import FORMATS
+
     try:
-        with Image.open(path) as opened:
+        with Image.open(path, formats=FORMATS) as opened:
             opened.load()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return False

@@ -29,7 +29,7 @@ from nobsp.cli.options import (
     UsageError,
     split_names,
 )
-from nobsp.drafts import replacing
+from nobsp.drafts import check_path, replacing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -296,7 +296,7 @@ def _write(pruned: Pruned, rows: Tensor, out: Path) -> None:
     """The smaller network as a program for batches of any size, or its weights."""
     import torch
 
-    with replacing(out) as draft:
+    with replacing(check_path(out)) as draft:
         if out.suffix == ".safetensors":
             from safetensors.torch import save
 

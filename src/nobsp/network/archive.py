@@ -41,8 +41,15 @@ _LEGACY = re.compile(
 _MOST_ENTRIES = 200_000
 _MOST_SMALL_BYTES = 64
 _MOST_SHARED_ELEMENTS = 1 << 20
+_MOST_DIMENSIONS = 64
+# Numbers of a program have 64 bits.
+_LARGEST_INTEGER = 1 << 64
+# What sympy takes a moment for: it compares the arguments of Max and Min with each other, and computes powers.
 _DEEPEST_EXPRESSION = 60
+_LONGEST_EXPRESSION = 10_000
+_MOST_EXTREMES = 32
 _LARGEST_POWER = 16
+_HIGHEST_TOWER = 256
 
 # Namespaces of operators that compute.
 _NAMESPACES = ("aten", "prims", "quantized_decomposed", "torchvision")
@@ -149,6 +156,7 @@ _SYMBOLIC = frozenset(
     }
 )
 _POWERS = ("FloatPow", "LShift", "Pow", "PowByNatural", "RShift")
+_EXTREMES = ("Max", "Min")
 _SIGNS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub, ast.UAdd)
 
 # Parameters' names become part of source code between quotation marks.
@@ -279,12 +287,11 @@ def _checked_payloads(archive: _Archive, config_name: str, *, prefix: str) -> An
     config = content.get("config") if isinstance(content, dict) else None
     if not isinstance(config, dict):
         raise ValueError(f"its entry {config_name} is not a configuration")
+    _require_harmless(content, key="")
     for tensor_name, payload in config.items():
-        _require_plain(tensor_name)
         _require_raw_bytes(tensor_name, payload, prefix=prefix)
         size = archive.size(f"{folder}/{payload['path_name']}")
         _require_elements(tensor_name, payload, size=size)
-    _require_harmless(content, key="")
     return {"config": config}
 
 
@@ -324,9 +331,10 @@ def _require_plain_samples(pickled: bytes) -> None:
         return
     with zipfile.ZipFile(io.BytesIO(pickled)) as inner:
         pickles = [info for info in inner.infolist() if info.filename.endswith(".pkl")]
+        # Compressed, a few bytes would be more than anybody can look through.
+        if sum(info.file_size for info in pickles) > len(pickled):
+            raise UntrustedError("holds pickled sample inputs")
         for info in pickles:
-            if info.file_size > len(pickled):
-                raise UntrustedError("holds pickled sample inputs")
             for opcode, argument, _ in genops(inner.read(info)):
                 named = opcode.name in _NAMING_OPCODES
                 odd = opcode.name == "GLOBAL" and not _PLAIN_GLOBAL.fullmatch(str(argument))
@@ -365,12 +373,16 @@ def _without_remarks(content: Any) -> Any:
 
 
 def _require_harmless(content: Any, *, key: str) -> None:
-    """An error for any text that torch would run, import or write into source code."""
+    """An error for any text that torch would run, import or write into source code, and for sizes of no tensor."""
     if isinstance(content, dict):
         for inner_key, inner in content.items():
             _require_harmless_key(inner_key, inside=key)
             _require_harmless(inner, key=inner_key)
+    elif isinstance(content, int) and abs(content) >= _LARGEST_INTEGER:
+        raise ValueError(f"{key!r} is a number of more than 64 bits")
     elif isinstance(content, list):
+        if key in ("sizes", "strides") and len(content) > _MOST_DIMENSIONS:
+            raise ValueError(f"it has a tensor of {len(content)} dimensions")
         for inner in content:
             _require_harmless(inner, key=key)
     elif isinstance(content, str):
@@ -481,10 +493,11 @@ def _require_expression(text: str) -> None:
     # sympy takes line breaks out before it parses, and a comment or a continued line would then end elsewhere.
     one_line = text.isascii() and text.isprintable() and not set("#\\") & set(text)
     try:
-        tree = ast.parse(text.strip(), mode="eval")
-        harmless = one_line and _is_arithmetic(tree.body, depth=0)
+        tree = ast.parse(text.strip()[: _LONGEST_EXPRESSION + 1], mode="eval")
+        harmless = one_line and _is_arithmetic(tree.body, depth=0) and _is_soon_done(tree.body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         harmless = False
+    harmless = harmless and len(text) <= _LONGEST_EXPRESSION
     if not harmless:
         raise UntrustedError(f"holds the expression {text[:80]!r}")
 
@@ -535,11 +548,35 @@ def _is_small_power(function: str, arguments: list[ast.expr]) -> bool:
     if function not in _POWERS:
         return True
     exponents = [number for argument in arguments[1:] for number in _numbers(argument)]
-    return all(abs(number) <= _LARGEST_POWER for number in exponents)
+    # Several numbers in an exponent are a product that may be as large as one likes.
+    return len(exponents) <= 2 and all(abs(number) <= _LARGEST_POWER for number in exponents)
+
+
+def _is_soon_done(expression: ast.expr) -> bool:
+    """Whether sympy computes an expression in a moment."""
+    calls = [node for node in ast.walk(expression) if isinstance(node, ast.Call)]
+    extremes = sum(len(call.args) for call in calls if _function_of(call) in _EXTREMES)
+    return extremes <= _MOST_EXTREMES and _power_of(expression) <= _HIGHEST_TOWER
+
+
+def _power_of(node: ast.AST) -> float:
+    """The power that a number in an expression is raised to at most: powers of powers multiply."""
+    if isinstance(node, ast.Call) and _function_of(node) in _POWERS and node.args:
+        exponents = [abs(number) for part in node.args[1:] for number in _numbers(part)]
+        return math.prod(exponents, start=1.0) * _power_of(node.args[0])
+    return max((_power_of(child) for child in ast.iter_child_nodes(node)), default=1.0)
+
+
+def _function_of(call: ast.Call) -> str:
+    """What is called."""
+    return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
 def _numbers(node: ast.expr) -> Iterator[float]:
-    """All numbers in an expression."""
+    """All numbers in an expression, those of Float, which are written as texts, among them."""
     for inner in ast.walk(node):
-        if isinstance(inner, ast.Constant) and isinstance(inner.value, int | float):
-            yield inner.value
+        match inner:
+            case ast.Constant(value=int() | float() as number):
+                yield number
+            case ast.Call(func=ast.Name(id="Float"), args=[ast.Constant(value=str(written))]):
+                yield float(written)

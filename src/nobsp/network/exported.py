@@ -29,6 +29,8 @@ from nobsp.network.batches import batches_of
 RECIPE = 'torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))'
 # Rows that are taken as examples of the data.
 _EXAMPLES = 256
+# Numbers in the rows that a program of a fixed size is tried on: a gigabyte.
+_MOST_TRIED = 1 << 28
 # How far results of rows apart and together may differ, relative to the largest: rounding in single precision.
 _SAME = 1e-4
 # How a pickle begins, or one that joblib compressed with zlib, gzip, bz2, xz or lz4.
@@ -227,12 +229,24 @@ def _unguarded_module(program: ExportedProgram) -> nn.Module:
         return program.module(check_guards=False)
 
 
+# What torch raises of programs whose parts do not fit each other, also where it writes them as Python.
+_MISFITS = (
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+)
+
+
 @contextmanager
 def _told_as_damaged() -> Iterator[None]:
     """Makes one clear error of those that a program causes whose parts do not fit each other."""
     try:
         yield
-    except (AttributeError, LookupError, AssertionError, RuntimeError, TypeError) as failure:
+    except _MISFITS as failure:
         raise ValueError(
             f"model is a program whose parts do not fit each other ({_last_line(failure)}); export it again."
         ) from failure
@@ -253,8 +267,9 @@ def _checked(module: GraphModule, example: Tensor) -> GraphModule:
     exported_with = placeholder.meta.get("val")
     has_rows = isinstance(exported_with, Tensor) and exported_with.ndim > 0
     n_rows = exported_with.shape[0] if has_rows else None
+    # A symbolic number is not compared: torch would look up what the program says of it.
     is_fixed = isinstance(n_rows, int)
-    plural = "s" if n_rows != 1 else ""
+    plural = "" if is_fixed and n_rows == 1 else "s"
     fixed = (
         f"the model was exported for exactly {n_rows} row{plural} at a time and cannot take others; "
         f"export it with a dynamic first dimension: {RECIPE}."
@@ -264,6 +279,8 @@ def _checked(module: GraphModule, example: Tensor) -> GraphModule:
             module(example)
             if not isinstance(n_rows, int):
                 return module
+            if not 0 < n_rows * example[:1].numel() <= _MOST_TRIED:
+                raise ValueError(fixed)
             whole = _whole_groups(example, n_rows)
             apart = torch.cat([module(group) for group in torch.split(whole, n_rows)])
             together = module(whole)

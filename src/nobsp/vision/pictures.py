@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+# Formats that files are read as, whatever they are called: Pillow would hand PostScript to another program.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 # Grey pictures whose values go beyond eight bits.
 DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
@@ -34,7 +36,9 @@ def is_path(value: Any) -> bool:
 
 def picture_files(folder: Any, argument: str) -> list[Path]:
     """The pictures of a folder and of the folders in it, in the order of their names."""
-    files = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in SUFFIXES)
+    named = (path for path in Path(folder).rglob("*") if path.suffix.lower() in SUFFIXES)
+    # Devices and pipes may be called like pictures too, and never end.
+    files = sorted(path for path in named if path.is_file())
     if not files:
         raise ValueError(f"{argument} is the folder {str(folder)!r}, which holds no pictures.")
     return files
@@ -82,7 +86,7 @@ def channels_of(pictures: Sequence[Any], argument: str) -> int:
         if not is_path(picture):
             mode = picture.mode
         else:
-            with _readable(picture, argument), Image.open(picture) as opened:
+            with _readable(picture, argument), Image.open(picture, formats=FORMATS) as opened:
                 mode = opened.mode
         if mode not in grey:
             return 3
@@ -129,7 +133,7 @@ def _pixels(picture: Any, argument: str, channels: int | None) -> Tensor:
     from PIL import Image, ImageOps
 
     if is_path(picture):
-        with _readable(picture, argument), Image.open(picture) as opened:
+        with _readable(picture, argument), Image.open(picture, formats=FORMATS) as opened:
             opened.load()
             picture = ImageOps.exif_transpose(opened)
     if picture.mode in DEEP_MODES:
