@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 
 from nobsp import NObSP
+from nobsp.tabular.correction import Trial, try_terms
+from nobsp.tabular.setting import Sample
 from tests.tabular.nets import additive, net, one_product, table
 
 
@@ -186,3 +189,50 @@ def test_pairs_by_number_and_by_name() -> None:
     triple = NObSP(model, interactions=[("x2", "x0", "x4")]).fit(X)
     assert triple.terms_[5:] == (("x0", "x2"), ("x0", "x4"), ("x2", "x4"), ("x0", "x2", "x4"))
     assert triple.compile().left_out == ()
+
+
+# ---------------------------------------------------------------------- which terms are put in
+
+
+class Column:
+    """A term whose representation and prior are one column of the rows."""
+
+    rank = 1
+
+    def __init__(self, term: tuple[int, ...], column: int) -> None:
+        self.term = term
+        self.column = column
+
+    def read(self, rows: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+        values = rows.inputs[:, [self.column]]
+        return values, values
+
+
+def paying(outputs: torch.Tensor, columns: torch.Tensor, trial: Trial) -> set[tuple[int, ...]]:
+    pieces: list[Any] = [Column(term, k) for k, term in enumerate([(0,), *trial.terms])]
+    sample = Sample(own={}, inputs=columns, outputs=outputs)
+    return try_terms(sample, pieces, [], ridge=None, trial=trial).paying
+
+
+def test_terms_are_put_in_by_what_they_explain_where_rows_are() -> None:
+    columns = torch.randn(300, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    # The term that is named first does little on these rows, and the noise is little enough to stop after the second.
+    columns[:, 1] *= 0.03
+    noise = torch.randn(300, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    outputs = columns.sum(1, keepdim=True) + 0.05 * noise
+    trial = Trial(terms=((0, 1), (0, 2)), least_relative_gain=0.005, least_gain=1e-4)
+    assert paying(outputs, columns, replace(trial, by_gain=True)) == {(0, 2)}
+    assert (0, 1) in paying(outputs, columns, trial)
+
+
+@pytest.mark.parametrize(("weak", "is_kept"), [(0.06, True), (0.01, False)])
+def test_where_little_is_left_a_term_that_explains_most_of_it_is_put_in(
+    weak: float, is_kept: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    columns = torch.randn(300, 3, generator=generator, dtype=torch.float64)
+    columns[:, 2] *= weak
+    noise = 0.01 * torch.randn(300, 1, generator=generator, dtype=torch.float64)
+    trial = Trial(terms=((0, 1), (0, 2)), least_relative_gain=0.005, least_gain=1e-5, by_gain=True)
+    chosen = paying(columns.sum(1, keepdim=True) + noise, columns, trial)
+    assert ((0, 2) in chosen) == is_kept

@@ -24,17 +24,17 @@ def correlated(rows: int, correlation: float) -> Array:
 
 
 class Product(nn.Module):
-    """a·b + 2c + d. Where a and b are nearly the same, half of a² + b² is nearly a·b, and the network has both."""
+    """a·b + 2c + d + 2c·d. Where a and b are nearly the same, a·b is nearly half of a² + b²; the network has both."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.head = nn.Linear(5, 1).double()
+        self.head = nn.Linear(6, 1).double()
         with torch.no_grad():
-            self.head.weight.copy_(torch.tensor([[1.0, 0.0, 0.0, 2.0, 1.0]]))
+            self.head.weight.copy_(torch.tensor([[1.0, 0.0, 0.0, 2.0, 1.0, 2.0]]))
 
     def forward(self, rows: Tensor) -> Tensor:
         a, b, c, d = rows.unbind(1)
-        hidden: Tensor = self.head(torch.stack([a * b, a * a, b * b, c, d], 1))
+        hidden: Tensor = self.head(torch.stack([a * b, a * a, b * b, c, d, c * d], 1))
         return hidden
 
 
@@ -61,7 +61,8 @@ def test_a_strong_pair_that_is_not_fitted_is_named_with_its_strength() -> None:
 
 
 def test_a_curve_that_carries_a_pair_is_told_by_its_distance(tmp_path: Path) -> None:
-    explainer = NObSP(Product(), features=list("abcd")).fit(correlated(1000, 0.98))
+    explainer = NObSP(Product(), features=list("abcd"), interactions=1)
+    explainer.fit(correlated(1000, 0.98))
     assert ("a", "b") not in explainer.terms_
     explainer.compile().save(tmp_path / "functions.safetensors")
     stored = Functions.load(tmp_path / "functions.safetensors").health()
@@ -70,6 +71,12 @@ def test_a_curve_that_carries_a_pair_is_told_by_its_distance(tmp_path: Path) -> 
 
     assert max(distances["a",][0], distances["b",][0]) > 0.1
     assert {"pair_left_out", "far_from_average"} <= set(codes(explainer))
+
+
+def test_a_true_pair_is_fitted_however_little_it_adds_where_features_are_nearly_the_same() -> None:
+    explainer = NObSP(Product(), features=list("abcd")).fit(correlated(1000, 0.98))
+    assert {("a", "b"), ("c", "d")} <= set(explainer.terms_)
+    assert not {"pair_left_out", "far_from_average"} & set(codes(explainer))
 
 
 def test_nothing_is_said_of_an_additive_function_of_independent_features() -> None:

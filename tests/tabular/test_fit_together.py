@@ -18,6 +18,7 @@ from nobsp import NObSP
 from nobsp.tabular import fit_together
 from nobsp.tabular.correction import (
     ALPHAS,
+    WORTH_A_WEAKER_RIDGE,
     Regression,
     choose_strength,
     fit_correction,
@@ -210,7 +211,12 @@ def test_rows_are_judged_by_fits_on_the_other_folds(seed: int) -> None:
     for output in range(2):
         best = errors[..., output].sum(0).argmin()
         worse = errors[..., output] - errors[:, best, output][:, None]
-        level = [a for a in range(3) if worse[:, a].mean() <= worse[:, a].std() / 2]
+        negligible = (
+            WORTH_A_WEAKER_RIDGE * 60 * float(rows.outputs[:, output].var(correction=0)) / 5
+        )
+        level = [
+            a for a in range(3) if worse[:, a].mean() <= max(worse[:, a].std() / 2, negligible)
+        ]
         assert int(found.best[output]) == max([best, *level])
 
 
@@ -225,7 +231,7 @@ def test_strengths_are_found_from_a_likely_one_without_trying_all(seed: int, lik
         around.errors[:, was_judged], everywhere.errors[:, was_judged], within=COEFFICIENTS
     )
     # From where it ends, no neighbour is as good: what is taken is the strongest of those that are level.
-    tied = tied_strengths(around.errors).any(1).nonzero().flatten()
+    tied = tied_strengths(around.errors, around.negligible).any(1).nonzero().flatten()
     assert bool(was_judged[tied].all())
     if bool(was_judged[everywhere.errors.sum(0).argmin(0)].all()):
         assert around.best.tolist() == everywhere.best.tolist()
@@ -235,8 +241,17 @@ def test_of_strengths_that_the_folds_cannot_tell_apart_the_strongest_is_taken() 
     errors = torch.tensor([[1.0, 1.2, 9.0], [1.2, 1.0, 9.0], [1.1, 1.1, 9.0]], dtype=torch.float64)[
         ..., None
     ]
-    assert choose_strength(errors).tolist() == [1]
-    assert choose_strength(errors[:, :1]).tolist() == [0]
+    nothing = torch.zeros(1, dtype=torch.float64)
+    assert choose_strength(errors, nothing).tolist() == [1]
+    assert choose_strength(errors[:, :1], nothing).tolist() == [0]
+
+
+def test_next_to_nothing_is_not_worth_a_weaker_ridge() -> None:
+    errors = torch.tensor([[1.00, 1.01], [1.00, 1.01], [1.00, 1.01]], dtype=torch.float64)[
+        ..., None
+    ]
+    assert choose_strength(errors, torch.tensor([0.02])).tolist() == [0]
+    assert choose_strength(errors, torch.tensor([0.04])).tolist() == [1]
 
 
 @pytest.mark.parametrize("ridge", ["auto", 1e-3])

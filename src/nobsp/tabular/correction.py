@@ -10,6 +10,7 @@ T's columns are scaled by `compress`. Strengths and pairs are judged on rows hel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -30,9 +31,14 @@ from nobsp.tabular.tables import DirectPiece, DirectTerm, Piece, TablePiece
 ALPHAS = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0, 100.0, 1e4)
 # A fitted interaction below this share of every output's spread is left out.
 WORTH_FITTING = 0.005
-# Unexplained share of the variance on held-out rows at which no further interactions are added: where features are
+# Unexplained share of the variance on held-out rows from which small interactions are not added: where features are
 # correlated, a network's smallest interactions bend the main curves by more than they explain.
 ENOUGH = 0.005
+# Share of what is left then that every further interaction must explain, as one does that the function really has.
+MOST_OF_THE_REST = 0.75
+# A share of the variance on held-out rows that is not worth a weaker ridge: where features are correlated, so little is
+# bought by curves that move far from calibration to calibration.
+WORTH_A_WEAKER_RIDGE = 1e-5
 # Up to so many rows all folds judge how many pairs are added.
 ALL_FOLDS = 1000
 # Folds that judge it where there are more rows.
@@ -41,6 +47,8 @@ TRIAL_FOLDS = 2
 MOST_NUMBERS = 20_000_000
 # The fewest rows of a regression all the same.
 FEWEST_ROWS = 4096
+# Keeps a division by an effect of zero finite.
+_FAINTEST = 1e-300
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +87,11 @@ class Regression:
         total = float(self.products.diagonal(dim1=1, dim2=2).sum())
         return total / max(self.design.numel(), 1)
 
+    @property
+    def negligible(self) -> Tensor:
+        """Squared residuals, summed over all rows, that are not worth a weaker ridge; per output."""
+        return WORTH_A_WEAKER_RIDGE * len(self.outputs) * self.outputs.var(0, correction=0)
+
     def only(self, columns: Tensor, prior: Tensor) -> Regression:
         """The same with some of the columns."""
         chosen: Tensor | slice = columns
@@ -108,7 +121,13 @@ class HeldOut:
 
     residual: Tensor  # (strengths, rows, outputs)
     errors: Tensor  # squared residuals summed by fold, (folds, strengths, outputs)
+    negligible: Tensor  # squared residuals that are not worth a weaker ridge, per output
     best: Tensor  # per output the position of the strength that is taken
+
+    @classmethod
+    def of(cls, residual: Tensor, errors: Tensor, negligible: Tensor) -> HeldOut:
+        """With the strengths that these errors choose."""
+        return cls(residual, errors, negligible, choose_strength(errors, negligible))
 
     def judged(self) -> set[int]:
         """Positions of the strengths that were tried."""
@@ -152,7 +171,7 @@ def judge(
 
     by_fold = [residual[:, regression.fold == fold].square().sum(1) for fold in held_out_folds]
     errors = torch.stack(by_fold)
-    return HeldOut(residual, errors, choose_strength(errors))
+    return HeldOut.of(residual, errors, regression.negligible)
 
 
 def _train_system(
@@ -195,13 +214,14 @@ def judge_around(
     held_out = HeldOut(
         residual=torch.full((len(alphas), n_rows, n_outputs), torch.nan, dtype=torch.float64),
         errors=torch.full((n_folds, len(alphas), n_outputs), torch.inf, dtype=torch.float64),
+        negligible=regression.negligible,
         best=torch.zeros(n_outputs, dtype=torch.long),
     )
     wanted = _with_neighbours(likely, len(alphas))
     while not wanted <= held_out.judged():
         held_out = judge_also(held_out, regression, alphas, wanted)
-        tied = tied_strengths(held_out.errors).any(1).nonzero().flatten().tolist()
-        wanted = _with_neighbours(tied, len(alphas))
+        tied = tied_strengths(held_out.errors, held_out.negligible).any(1)
+        wanted = _with_neighbours(tied.nonzero().flatten().tolist(), len(alphas))
     return held_out
 
 
@@ -217,7 +237,7 @@ def judge_also(
     residual[positions] = more.residual
     errors = held_out.errors.clone()
     errors[:, positions] = more.errors
-    return HeldOut(residual, errors, choose_strength(errors))
+    return HeldOut.of(residual, errors, held_out.negligible)
 
 
 def _with_neighbours(positions: Collection[int], count: int) -> set[int]:
@@ -234,19 +254,22 @@ def _predict(system: Tensor, right: Tensor, seen: Tensor, strengths: Sequence[fl
     return predictions.view(len(seen), *solutions.shape[1:]).movedim(1, 0)
 
 
-def tied_strengths(errors: Tensor) -> Tensor:
-    """Which strengths the folds cannot tell from the best: within one standard error of it, (strengths, outputs)."""
+def tied_strengths(errors: Tensor, negligible: Tensor) -> Tensor:
+    """Which strengths the folds cannot tell from the best, (strengths, outputs).
+
+    Within one standard error of it, or within errors that are `negligible` in all folds together.
+    """
     folds, _, outputs = errors.shape
     best = errors.sum(0).argmin(0)
     worse = errors - errors.gather(1, best.expand(folds, 1, outputs))
     standard_error = worse.std(0, correction=0) / max(folds - 1, 1) ** 0.5
-    tied: Tensor = worse.mean(0) <= standard_error
+    tied: Tensor = worse.mean(0) <= torch.maximum(standard_error, negligible / folds)
     return tied
 
 
-def choose_strength(errors: Tensor) -> Tensor:
+def choose_strength(errors: Tensor, negligible: Tensor) -> Tensor:
     """Per output the strongest ridge that the folds cannot tell from the best one: in doubt the prior decides."""
-    tied = tied_strengths(errors)
+    tied = tied_strengths(errors, negligible)
     positions = torch.arange(len(tied))[:, None]
     return torch.where(tied, positions, -1).amax(0)
 
@@ -284,12 +307,13 @@ class Trial:
     Where features are correlated, terms that explain next to nothing bend the main curves.
     """
 
-    terms: tuple[Subset, ...]  # in the order in which they are added, strongest first
+    terms: tuple[Subset, ...]  # in the order in which they are added, unless that is `by_gain`
     least_relative_gain: float  # share of what is unexplained that a term must explain
     least_gain: float  # share of the outputs' variance that a term must explain
     # strengths of the ridge to try them at; None for every other of those that are tried in the end
     strengths: tuple[float, ...] | None = None
     patience: int | None = None  # after so many sizes tried without a gain, no more terms are tried
+    by_gain: bool = False  # whether those come first that explain most of what is left without any
 
     def cost(self, unexplained: float, terms: int) -> float:
         """What is unexplained with so many of the terms, and what these must have brought."""
@@ -342,11 +366,10 @@ def solve_terms(
 
     certain, on_trial = _part_terms(pieces, trial)
     verdict = candidates.try_terms(certain, on_trial, trial)
-    paying = on_trial[: verdict.n_paying]
-    fit = candidates.fit([*certain, *paying], verdict.likely)
+    fit = candidates.fit([*certain, *verdict.paying], verdict.likely)
     worth_keeping = fit.worth_keeping()
-    worth = [number for number in paying if pieces[number].term in worth_keeping]
-    if len(worth) == len(paying):
+    worth = [number for number in verdict.paying if pieces[number].term in worth_keeping]
+    if len(worth) == len(verdict.paying):
         return fit
     return candidates.fit([*certain, *worth], fit.likely)
 
@@ -372,7 +395,7 @@ def try_terms(
     candidates = _Candidates.of(sample, pieces, domains, ridge=ridge)
     certain, on_trial = _part_terms(pieces, trial)
     verdict = candidates.try_terms(certain, on_trial, trial)
-    tried = [*certain, *on_trial[: verdict.n_paying]]
+    tried = [*certain, *verdict.paying]
     sizes = candidates.sizes(tried, verdict.alphas)
     large = [number for number, size in zip(tried, sizes, strict=True) if size >= WORTH_FITTING]
     return Tried(
@@ -473,10 +496,10 @@ class _Candidates:
         return sizes
 
     def try_terms(self, certain: Sequence[int], on_trial: Sequence[int], trial: Trial) -> _Verdict:
-        """How many of the pieces on trial pay on rows held out; all where there are too few rows to tell."""
+        """Which of the pieces on trial pay on rows held out; all where there are too few rows to tell."""
         n_rows = len(self.sample)
         if not on_trial or n_rows < 2 * FOLDS:
-            return _Verdict(n_paying=len(on_trial))
+            return _Verdict(paying=on_trial)
 
         # Fewer folds than usual where most rows are copies of others.
         n_folds = len(self.regression.products)
@@ -486,31 +509,71 @@ class _Candidates:
 
         costs: dict[int, float] = {}
         best: dict[int, list[float]] = {}
+        ordered = on_trial
+        enough = math.inf
         for count in _ladder(len(on_trial)):
-            regression = self.regression_of([*certain, *on_trial[:count]])
-            errors = judge(regression, strengths, folds=folds).errors.sum(0)
+            regression = self.regression_of([*certain, *ordered[:count]])
+            held_out = judge(regression, strengths, folds=folds)
+            errors = held_out.errors.sum(0)
             least = errors.amin(0) / (variance * n_rows)
             unexplained = float(least.mean()) * n_folds / len(folds)
+            if unexplained > enough:
+                break
             costs[count] = trial.cost(unexplained, count)
             best[count] = [strengths[int(position)] for position in errors.argmin(0)]
 
             nothing_pays = min(costs, key=costs.__getitem__) == 0
             gives_up = trial.patience is not None and len(costs) > trial.patience
-            if unexplained <= ENOUGH or (nothing_pays and gives_up):
+            if nothing_pays and gives_up:
                 break
+            if unexplained <= ENOUGH:
+                n_more = max(count, 1)  # as the ladder's next rung has twice as many
+                enough = unexplained * (1 - MOST_OF_THE_REST) ** n_more
+            if count == 0 and trial.by_gain:
+                alphas = torch.tensor(best[0], dtype=torch.float64)
+                gains = self._gains(on_trial, regression, held_out, alphas)
+                ordered = sorted(on_trial, key=lambda number: -gains[number])
 
         count = min(costs, key=costs.__getitem__)
+        paying = set(ordered[:count])
         return _Verdict(
-            count,
+            paying=[number for number in on_trial if number in paying],
             likely={self.alphas.index(strength) for strength in best[count]},
             alphas=torch.tensor(best[count], dtype=torch.float64),
         )
+
+    def _gains(
+        self, on_trial: Sequence[int], without: Regression, held_out: HeldOut, alphas: Tensor
+    ) -> dict[int, float]:
+        """What the prior of every piece on trial explains of the residuals of a fit without any of them.
+
+        On its own, after the terms of that fit have taken over what they can of it,
+
+            e_⊥ = e − T (TᵀT/n + λI)⁻¹ Tᵀe/n,        gain = (e_⊥ᵀ r)² / e_⊥ᵀe_⊥,
+
+        on the rows held out, as a share of the outputs' variance and on average over them.
+        """
+        n_rows = len(self.sample)
+        gram = without.products.sum(0) / n_rows
+        judged = held_out.residual[0, :, 0].isfinite()
+        variance = self.sample.spread.square() * judged.sum()
+        gains = torch.zeros(len(on_trial), dtype=torch.float64)
+        for output, alpha in enumerate(alphas.tolist()):
+            effects = torch.stack([self.parts[number][1][:, output] for number in on_trial], 1)
+            effects = effects - effects.mean(0)
+            shared = solve_ridge(gram, without.design.T @ effects / n_rows, alpha * without.scale)
+            apart = (effects - without.design @ shared)[judged]
+            best = int(held_out.errors[:, :, output].sum(0).argmin())
+            residual = held_out.residual[best, judged, output]
+            squares = apart.square().sum(0).clamp_min(_FAINTEST)
+            gains += (apart.T @ residual).square() / squares / variance[output]
+        return dict(zip(on_trial, gains.tolist(), strict=True))
 
 
 class _Verdict(NamedTuple):
     """What a trial tells."""
 
-    n_paying: int  # how many of the terms pay, the first of them
+    paying: Sequence[int]  # positions of the pieces that pay, in the order of the trial
     # positions of the strengths that were best with these; None where none was tried
     likely: set[int] | None = None
     alphas: Tensor | None = None  # the same strengths, one per output

@@ -442,6 +442,7 @@ def choose_by_neighbourhoods(fit: RegressionFit, neighbourhoods: Neighbourhoods)
     held_out = HeldOut(
         residual=torch.where(clustered, apart.residual, row_wise.residual),
         errors=torch.where(clustered, apart.errors, row_wise.errors),
+        negligible=row_wise.negligible,
         best=best,
     )
 

@@ -206,11 +206,15 @@ def _strongest_features(
 
 
 def trial_of_pairs(tables: Tables) -> Trial:
-    """Pairs that must pay on rows held out, strongest first."""
+    """Pairs that must pay on rows held out.
+
+    Strengths are of the model wherever it may be asked; where features are correlated, few rows may be there.
+    """
     return Trial(
         terms=tuple(grid.term for grid in tables.pairs),
         least_relative_gain=WORTH_KEEPING,
         least_gain=WORTH_A_TERM,
+        by_gain=True,
     )
 
 
