@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import nobsp
+from nobsp.reporting.sheets import number_text
 
 COLUMNS = ["age", "income", "rooms", "noise"]
 
@@ -89,6 +90,8 @@ def test_every_number_is_computed_again(made):
         [(made["X"][name] < low) | (made["X"][name] > high) for name, (low, high) in spans.items()]
     )
     assert headline["rows_outside"] == outside.any(1).sum()
+    assert headline["outside_by_feature"] == dict(zip(spans, outside.sum(0), strict=True))
+    assert (headline["functions"], headline["interactions"]) == (4, 0)
     for entry in numbers["terms"]:
         assert entry["size"][0] == pytest.approx(again["sizes"][entry["term"]])
     for curve in numbers["curves"]:
@@ -101,6 +104,107 @@ def test_every_number_is_computed_again(made):
     assert gap["total"][0] == pytest.approx(sum(again["gap"]))
     for low, value, high in zip(gap["lower"], gap["gap"], gap["upper"], strict=True):
         assert low[0] <= value[0] <= high[0]
+
+
+def strings_of(value):
+    """Every way in which a card writes the numbers of its JSON."""
+    if isinstance(value, dict):
+        return set().union(*(strings_of(entry) for entry in value.values()))
+    if isinstance(value, list):
+        return set().union(*(strings_of(entry) for entry in value))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return set()
+    ways = {number_text(value), number_text(value, signed=True), f"{value:,}"}
+    return ways | {f"{value:.2f}", f"{value:.3f}", f"{value:.0%}", f"{value:.1%}", f"{value:.2%}"}
+
+
+NUMBER = re.compile(r"[+−]?\d[\d,]*(?:\.\d+)?(?:e[+−]?\d+)?%?")
+
+
+def test_no_number_is_shown_that_is_not_among_those_computed_again(made):
+    text = made["markdown"]
+    # What a health finds has tests of its own, but for rows outside.
+    lines = [
+        line
+        for line in text[: text.index("## What this cannot say")].splitlines()
+        if not line.startswith(("- note", "- warning")) or "outside" in line
+    ]
+    shown = set(NUMBER.findall("\n".join(lines)))
+    [gap] = made["numbers"]["gaps"]
+    # How many parts are listed and of how many, the rows of a counterexample, and the level of bands.
+    listed = {str(len(gap["entries"])), "1", "2", "90%"}
+    assert shown - strings_of(made["numbers"]) - listed == set()
+
+
+def softmax_card(folder):
+    """A card of three classes, with its numbers and all that they are made from."""
+    from sklearn.linear_model import LogisticRegression
+
+    X = rows(0, 600)
+    labels = np.digitize(X["income"] + 0.3 * X["age"], [-0.3, 0.3])
+    classifier = LogisticRegression().fit(X, labels)
+    explainer = nobsp.NObSP(classifier, interactions=0).fit(X)
+    side = np.where(X["age"] + 0.2 * X["rooms"] > 0.1, "old", "young")
+    check = explainer.check_shape("income", "increasing", X[:80], output="1", scale="probability")
+    page = nobsp.card(explainer, X, folder / "a.html", checks=check, groups={"side": side})
+    explainer.save(folder / "e.nobsp")
+    html = page.read_text(encoding="utf-8")
+    numbers = json.loads(re.search(r'id="numbers">(.*?)</script>', html, re.DOTALL).group(1))
+    functions = nobsp.NObSP.load(folder / "e.nobsp", classifier).functions_
+    return X, side, classifier, functions, check, numbers
+
+
+def test_every_number_of_several_outputs_is_computed_again(tmp_path):
+    X, side, classifier, functions, _, numbers = softmax_card(tmp_path)
+    outputs = classifier.decision_function(X)
+    is_first = side == pd.Series(side).value_counts().index[0]
+    [gap] = numbers["gaps"]
+    assert gap["rows"] == [is_first.sum(), (~is_first).sum()]
+    for output in range(3):
+        contributions = np.column_stack(
+            [functions.function(name, output=output)(X[name].to_numpy()) for name in COLUMNS]
+        )
+        residual = outputs[:, output] - functions.base_values[output] - contributions.sum(1)
+        spread = np.square(outputs[:, output] - outputs[:, output].mean()).sum()
+        headline = numbers["headline"]
+        share = 1 - np.square(residual).sum() / spread
+        assert headline["explained_here"][output] == pytest.approx(share)
+        assert headline["residual"][output] == pytest.approx(np.abs(residual).mean(), abs=1e-9)
+        sizes = dict(zip(COLUMNS, np.abs(contributions).mean(0), strict=True))
+        for entry in numbers["terms"]:
+            assert entry["size"][output] == pytest.approx(sizes[entry["term"]])
+        for curve in numbers["curves"]:
+            if curve["output"] == str(output):
+                values = functions.function(curve["feature"], output=output)(np.array(curve["x"]))
+                assert curve["value"] == pytest.approx(values, abs=1e-9)
+        parts = np.column_stack([contributions, residual])
+        expected = parts[is_first].mean(0) - parts[~is_first].mean(0)
+        assert [row[output] for row in gap["gap"]] == pytest.approx(expected, abs=1e-9)
+        means = outputs[is_first, output].mean(), outputs[~is_first, output].mean()
+        assert [row[output] for row in gap["means"]] == pytest.approx(means)
+        assert gap["total"][output] == pytest.approx(means[0] - means[1])
+        error = np.sqrt(sum(outputs[chosen, output].var(ddof=1) / chosen.sum()
+                            for chosen in (is_first, ~is_first)))  # fmt: skip
+        width = gap["total_upper"][output] - gap["total_lower"][output]
+        assert width == pytest.approx(2 * 1.645 * error, rel=0.12)
+    assert {curve["output"] for curve in numbers["curves"]} == {"0", "1", "2"}
+
+
+def test_shapes_of_probabilities_are_computed_again(tmp_path):
+    X, _, classifier, _, check, numbers = softmax_card(tmp_path)
+    [told] = numbers["checks"]
+    grid = np.linspace(*told["within"], 400)
+    lines = X[:80].loc[np.repeat(X.index[:80], len(grid))].reset_index(drop=True)
+    lines["income"] = np.tile(grid, 80)
+    answers = classifier.predict_proba(lines)[:, 1].reshape(80, -1)
+    falls = (np.maximum.accumulate(answers, axis=1) - answers).max(1)
+    assert told["broken"] == pytest.approx((falls > told["tolerance"]).sum(), abs=1)
+    assert told["worst"] == pytest.approx(falls.max(), rel=0.05)
+    assert told["rate"] == told["broken"] / told["rows"]
+    fed = classifier.predict_proba(check.counterexamples)[:2, 1]
+    assert told["counterexample"]["predictions"] == pytest.approx(fed, abs=1e-6)
+    values = check.counterexamples["income"].to_numpy()[:2]
+    assert told["counterexample"]["values"] == pytest.approx(values)
 
 
 def test_weak_spots_are_measured_as_the_card_says(made):

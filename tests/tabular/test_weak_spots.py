@@ -103,3 +103,16 @@ def test_too_few_rows_are_refused(explainer):
         explainer.weak_spots(rows(6, 100))
     with pytest.raises(ValueError, match="least_share"):
         explainer.weak_spots(rows(6, 300), least_share=2.0)
+
+
+def test_what_is_not_found_is_said_not_to_be():
+    def six_together(X):
+        wave = 2 * np.sin(9 * X[:, 2]) * np.sign(X[:, 3] * X[:, 4] * X[:, 5])
+        return np.sin(2 * X[:, 0]) + X[:, 1] + np.where(in_region(X), wave, 0.0)
+
+    draw = np.random.default_rng(3).uniform
+    explainer = nobsp.NObSP(six_together, interactions=0).fit(draw(-1, 1, size=(1000, 6)))
+    spot = explainer.weak_spots(draw(-1, 1, size=(3000, 6)))[0]
+    assert {condition.feature for condition in spot.conditions} == {"x0", "x1"}
+    assert spot.interaction == ()
+    assert "No interaction" in spot.message

@@ -149,9 +149,14 @@ def card_sheet(
             "explained_here": known(explanation.explained()),
             "rows": len(explanation),
             "rows_outside": int(explanation.outside.any(1).sum()),
+            "outside_by_feature": dict(
+                zip(explanation.feature_names, explanation.outside.sum(0).tolist(), strict=True)
+            ),
             "rows_far": int(explanation.far.sum()),
             "base": known(explanation.base_values),
             "residual": known(_mean_size(explanation.residual)),
+            "functions": sum(len(term) == 1 for term in explanation.terms),
+            "interactions": sum(len(term) > 1 for term in explanation.terms),
         },
         "terms": _term_numbers(explanation),
         "curves": _curve_numbers(explainer, explanation),
@@ -300,7 +305,23 @@ def _check_numbers(check: ShapeCheck) -> dict[str, Any]:
         "confidence": check.confidence,
         "worst": check.worst,
         "exact": check.exact,
+        "counterexample": None if check.holds else _counterexample_numbers(check),
     }
+
+
+def _counterexample_numbers(check: ShapeCheck) -> dict[str, Any]:
+    """The feature's values and the model's answers in the worst counterexample."""
+    each = len(check.predictions) // len(check.breaks)
+    column = _column_of(check)
+    return {
+        "values": None if column is None else [_as_told(value) for value in column[:each]],
+        "predictions": known(np.asarray(check.predictions[:each])),
+    }
+
+
+def _as_told(value: Any) -> Any:
+    """A value as JSON has it: numbers as numbers, all else as text."""
+    return value if isinstance(value, int | float) else str(value)
 
 
 def _spot_numbers(spot: WeakSpot) -> dict[str, Any]:
@@ -320,6 +341,8 @@ def _spot_numbers(spot: WeakSpot) -> dict[str, Any]:
         "explained": spot.explained if np.isfinite(spot.explained) else None,
         "error": spot.error,
         "usual_error": spot.usual_error,
+        "points_to": list(spot.interaction),
+        "gain": spot.gain,
     }
 
 
@@ -534,7 +557,7 @@ def _counterexample(check: ShapeCheck) -> Grid:
     rows = tuple(
         (
             f"row {position + 1} of the worst counterexample",
-            str(column[position]) if column is not None else "",
+            _value_text(column[position]) if column is not None else "",
             number_text(check.predictions[position]),
         )
         for position in range(each)
@@ -553,10 +576,13 @@ def _column_of(check: ShapeCheck) -> list[Any] | None:
     names = [str(name) for name in getattr(table, "columns", ())]
     if check.feature not in names:
         return None
-    return [
-        number_text(value) if isinstance(value, float) else value
-        for value in np.asarray(table[check.feature]).tolist()
-    ]
+    values: list[Any] = np.asarray(table[check.feature]).tolist()
+    return values
+
+
+def _value_text(value: Any) -> str:
+    """A value of a feature, as people write it."""
+    return number_text(value) if isinstance(value, float) else str(value)
 
 
 def _spots_section(spots: Sequence[WeakSpot], *, searched: bool) -> Section:
@@ -576,7 +602,7 @@ def _spots_section(spots: Sequence[WeakSpot], *, searched: bool) -> Section:
             f"{spot.explained:.2f}",
             number_text(spot.error),
             number_text(spot.usual_error),
-            " × ".join(spot.interaction) or "–",
+            " × ".join(spot.interaction) or "none found",
         )
         for spot in spots
     )

@@ -130,6 +130,11 @@ class WeakSpot:
                 f" {self.interaction[0]} alone would explain {self.gain:.0%} of them: its curve has more "
                 "detail than its table, or differs in this region."
             )
+        else:
+            sentences += (
+                " No interaction of up to three features was found that would explain them: more features act together "
+                "there, or in a way that a small tree does not follow."
+            )
         return sentences
 
     def __repr__(self) -> str:
