@@ -164,26 +164,40 @@ def test_one_background_row_is_the_baseline(normals: Tensor) -> None:
 # ---------------------------------------------------------------------- the regression
 
 
-def random_rows(seed: int, *, outputs: int = 2, outside: int = 4) -> Regression:
+def random_rows(seed: int, *, outputs: int = 2, outside: int = 4, columns: int = 5) -> Regression:
     rng = np.random.default_rng(seed)
+    spreads = np.resize([3, 2, 1, 0.5, 0.1], columns)
     terms, prior = (
-        rng.normal(size=(60, 5)) * [3, 2, 1, 0.5, 0.1] + 1,
+        rng.normal(size=(60, columns)) * spreads + 1,
         rng.normal(size=(60, outputs)),
     )
-    y = prior + terms @ rng.normal(size=(5, outputs)) + 0.3 * rng.normal(size=(60, outputs))
+    y = prior + terms @ rng.normal(size=(columns, outputs)) + 0.3 * rng.normal(size=(60, outputs))
     away = rng.choice(60, outside, replace=False)
     fold = rng.permutation(60) % 5
     held = terms[away] + 0.1
     parts = (torch.from_numpy(np.asarray(part)) for part in (terms, y, fold, away, held))
-    return Regression.of(*parts).only(torch.arange(5), torch.from_numpy(prior))
+    return Regression.of(*parts).only(torch.arange(columns), torch.from_numpy(prior))
+
+
+@pytest.mark.parametrize("columns", [7, 200, 450])
+def test_products_by_fold_are_those_of_the_rows(columns: int) -> None:
+    rows = random_rows(0, columns=columns)
+    for number, product in enumerate(rows.products):
+        part = rows.design[rows.fold == number]
+        assert_same_to_rounding(product, part.T @ part, within=COEFFICIENTS)
+    assert_same_to_rounding(rows.total, rows.design.T @ rows.design, within=COEFFICIENTS)
 
 
 @settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 1000), alpha=st.sampled_from([1e-4, 1e-2, 1.0, 100.0]))
+@given(
+    seed=st.integers(0, 1000),
+    alpha=st.sampled_from([1e-4, 1e-2, 1.0, 100.0]),
+    columns=st.sampled_from([5, 90]),
+)
 def test_the_correction_is_ridge_regression_of_what_the_prior_leaves(
-    seed: int, alpha: float
+    seed: int, alpha: float, columns: int
 ) -> None:
-    rows = random_rows(seed)
+    rows = random_rows(seed, columns=columns)
     T, target = rows.design.numpy(), (rows.outputs - rows.prior).numpy()
     expected = Ridge(alpha=len(T) * alpha * T.var(0).mean(), solver="svd").fit(T, target).coef_.T
     found = fit_correction(rows, torch.full((2,), alpha, dtype=torch.float64))
@@ -191,9 +205,9 @@ def test_the_correction_is_ridge_regression_of_what_the_prior_leaves(
 
 
 @settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 1000))
-def test_rows_are_judged_by_fits_on_the_other_folds(seed: int) -> None:
-    rows, alphas = random_rows(seed), (1e-3, 1e-1, 10.0)
+@given(seed=st.integers(0, 1000), columns=st.sampled_from([5, 55, 90]))
+def test_rows_are_judged_by_fits_on_the_other_folds(seed: int, columns: int) -> None:
+    rows, alphas = random_rows(seed, columns=columns), (1e-3, 1e-1, 10.0)
     T, target, fold = rows.design.numpy(), (rows.outputs - rows.prior).numpy(), rows.fold.numpy()
     seen = T.copy()
     seen[rows.outside.numpy()] = rows.held.numpy()

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from nobsp import NObSP
 from nobsp.tabular.features import Points
 from nobsp.tabular.functions import Functions
-from nobsp.tabular.lookup import Chunk
-from nobsp.tabular.tables import occupancy
+from nobsp.tabular.lookup import Chunk, LevelAxis, NumberAxis
+from nobsp.tabular.tables import occupancy, places_of
 from tests.tolerances import CONTRIBUTIONS
 
 Array = NDArray[np.float64]
@@ -117,3 +117,22 @@ def test_main_effects_beside_a_pair_with_a_group_are_the_average_effects() -> No
     np.testing.assert_allclose(of_group, [-1.0, 1.0, 0.0], atol=0.1)
     of_partner = explainer.function("c")(np.array([-1.5, 1.5]))
     np.testing.assert_allclose(of_partner, [0.0, 0.0], atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "axis",
+    [
+        NumberAxis(0, np.array([-1.0, 0.0, 0.5])),
+        NumberAxis(0, np.array([-1.0, 0.0, 0.5]), missing=True),
+        LevelAxis((0,), np.array([[-2.0], [0.25], [7.0]])),
+    ],
+)
+def test_places_of_single_rows_are_the_shares_of_each_alone(axis: NumberAxis | LevelAxis) -> None:
+    x = np.array([-2.0, -1.0, 0.25, 0.5, 7.0, np.nan])
+    points = Points(axis, np.zeros((len(axis), 1)), (0,), np.arange(len(axis)))
+
+    places = places_of(points, Chunk({0: x}, slice(0, len(x)))).numpy()
+
+    for row, place in enumerate(places):
+        alone = occupancy(points, Chunk({0: x[row : row + 1]}, slice(0, 1))).numpy()
+        np.testing.assert_allclose(place, alone, rtol=0, atol=CONTRIBUTIONS)

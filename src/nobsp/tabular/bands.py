@@ -230,7 +230,7 @@ class _System:
     @classmethod
     def of(cls, fit: RegressionFit) -> _System:
         regression = fit.regression
-        gram = regression.products.sum(0) / len(regression.design)
+        gram = regression.total / len(regression.design)
         values, vectors = torch.linalg.eigh(gram)
         return cls(values.clamp_min(0), vectors)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +48,8 @@ TRIAL_FOLDS = 2
 MOST_NUMBERS = 20_000_000
 # The fewest rows of a regression all the same.
 FEWEST_ROWS = 4096
+# Columns of a block of the design's products.
+_BLOCK = 200
 # Keeps a division by an effect of zero finite.
 _FAINTEST = 1e-300
 
@@ -61,7 +64,8 @@ class Regression:
     fold: Tensor
     outside: Tensor  # rows that lie outside the range of all other folds' rows
     held: Tensor  # their compressed representations held at that range, less the same means
-    products: Tensor  # of the design by fold, (folds, columns, columns)
+    # The regression that this one has some columns of, and which: products are taken from it.
+    whole: tuple[Regression, Tensor | slice] | None = None
 
     @classmethod
     def of(
@@ -69,23 +73,55 @@ class Regression:
     ) -> Regression:
         """A regression whose prior is not known yet."""
         centre = design.mean(0)
-        centred = design - centre
-        by_fold = [centred[fold == number] for number in range(int(fold.max()) + 1)]
         return cls(
-            design=centred,
+            design=design - centre,
             prior=torch.zeros_like(outputs),
             outputs=outputs,
             fold=fold,
             outside=outside,
             held=held - centre,
-            products=torch.stack([part.T @ part for part in by_fold]),
         )
 
     @property
+    def n_folds(self) -> int:
+        """Folds that the rows were dealt into."""
+        return int(self.fold.max()) + 1
+
+    @cached_property
+    def products(self) -> Tensor:
+        """Products of the design by fold, (folds, columns, columns)."""
+        if self.whole is not None:
+            regression, columns = self.whole
+            return regression.products[:, columns][:, :, columns]
+
+        n_columns = self.design.shape[1]
+        products = torch.empty(self.n_folds, n_columns, n_columns, dtype=torch.float64)
+        for number, product in enumerate(products):
+            multiply_with_itself(self.design[self.fold == number], out=product)
+        return products
+
+    @cached_property
+    def total(self) -> Tensor:
+        """TᵀT of all rows."""
+        if self.whole is not None:
+            regression, columns = self.whole
+            return regression.total[columns][:, columns]
+        return self.products.sum(0)
+
+    @cached_property
+    def kernel(self) -> Tensor:
+        """TTᵀ: all that fits need of the design where it has more columns than rows."""
+        return self.design @ self.design.T
+
+    @cached_property
+    def held_kernel(self) -> Tensor:
+        """The same of the rows outside, as they are held, with all rows."""
+        return self.held @ self.design.T
+
+    @cached_property
     def scale(self) -> float:
         """Mean variance of the columns: what α is relative to."""
-        total = float(self.products.diagonal(dim1=1, dim2=2).sum())
-        return total / max(self.design.numel(), 1)
+        return float(self.design.square().sum()) / max(self.design.numel(), 1)
 
     @property
     def negligible(self) -> Tensor:
@@ -102,17 +138,26 @@ class Regression:
             design=self.design[:, chosen],
             prior=prior,
             held=self.held[:, chosen],
-            products=self.products[:, chosen][:, :, chosen],
+            whole=(self, chosen),
         )
 
-    def unseen(self, rows: Tensor) -> Tensor:
-        """Representations of some rows as fits on other folds see them: held at the range of those folds' rows."""
-        representations = self.design[rows]
+    def unseen(self, rows: Tensor, values: Tensor, held: Tensor) -> Tensor:
+        """Values of some rows as fits on other folds see them: `held` are those of the rows outside."""
         position = torch.full((len(self.design),), -1, dtype=torch.long)
         position[self.outside] = torch.arange(len(self.outside))
         beyond = position[rows] >= 0
-        representations[beyond] = self.held[position[rows[beyond]]]
-        return representations
+        seen = values[rows]
+        seen[beyond] = held[position[rows[beyond]]]
+        return seen
+
+
+def multiply_with_itself(design: Tensor, *, out: Tensor) -> None:
+    """Writes TᵀT, block by block: what is above the diagonal is the same as below it."""
+    n_columns = design.shape[1]
+    for start in range(0, n_columns, _BLOCK):
+        stop = min(start + _BLOCK, n_columns)
+        out[start:, start:stop] = design[:, start:].T @ design[:, start:stop]
+        out[start:stop, stop:] = out[stop:, start:stop].T
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +199,7 @@ def judge(
 ) -> HeldOut:
     """Fits on all folds but one and predicts that one, for every strength."""
     n_rows, n_outputs = regression.outputs.shape
-    held_out_folds = range(len(regression.products)) if folds is None else list(folds)
+    held_out_folds = range(regression.n_folds) if folds is None else list(folds)
     target = regression.outputs - regression.prior
     cross = regression.design.T @ target
     strengths = [alpha * regression.scale for alpha in alphas]
@@ -182,24 +227,37 @@ def _train_system(
     `cross` is TᵀR of all rows, `test` and `train` are positions of the fold's rows and of all others.
     """
     n_train = max(len(train), 1)
-    held_out = regression.design[test]
-    # Columns of all rows are centred: what the held-out rows add up to, the others lack.
-    mean = -held_out.sum(0) / n_train
     mean_target = target[train].sum(0) / n_train
-    seen = regression.unseen(test) - mean
 
     # With more columns than rows, coefficients are combinations of the rows: as many unknowns as rows are enough.
     if regression.design.shape[1] > len(train):
-        others = regression.design[train] - mean
-        system = others @ others.T / n_train
-        right = target[train] - mean_target
-        return system, right, seen @ others.T / n_train
+        system, seen = _train_kernel(regression, test, train)
+        return system, target[train] - mean_target, seen
 
+    held_out = regression.design[test]
+    # Columns of all rows are centred: what the held-out rows add up to, the others lack.
+    mean = -held_out.sum(0) / n_train
     # Products of the fold are taken off those of all rows, which are added up once for all folds.
-    products = regression.products.sum(0) - regression.products[fold]
-    system = products / n_train - mean.outer(mean)
+    system = regression.total - regression.products[fold]
+    system.div_(n_train).addr_(mean, mean, alpha=-1)
     right = (cross - held_out.T @ target[test]) / n_train - mean.outer(mean_target)
+    seen = regression.unseen(test, regression.design, regression.held) - mean
     return system, right, seen
+
+
+def _train_kernel(regression: Regression, test: Tensor, train: Tensor) -> tuple[Tensor, Tensor]:
+    """(T − t̄)(T − t̄)ᵀ/n of the rows fitted on, and the same of held-out rows with these; t̄ is the mean of the former.
+
+    All of it is in the kernel of the rows as they are, of which there is one for all folds and strengths.
+    """
+    n_train = max(len(train), 1)
+    among = regression.kernel[train][:, train]
+    seen = regression.unseen(test, regression.kernel, regression.held_kernel)[:, train]
+    of_mean = among.sum(0) / n_train
+    squared_mean = of_mean.sum() / n_train
+    system = among - of_mean - of_mean[:, None] + squared_mean
+    seen = seen - of_mean - seen.sum(1, keepdim=True) / n_train + squared_mean
+    return system / n_train, seen / n_train
 
 
 def judge_around(
@@ -210,7 +268,7 @@ def judge_around(
     Errors of the others count as infinite. Factorising for every strength is most of what a fit costs.
     """
     n_rows, n_outputs = regression.outputs.shape
-    n_folds = len(regression.products)
+    n_folds = regression.n_folds
     held_out = HeldOut(
         residual=torch.full((len(alphas), n_rows, n_outputs), torch.nan, dtype=torch.float64),
         errors=torch.full((n_folds, len(alphas), n_outputs), torch.inf, dtype=torch.float64),
@@ -278,14 +336,19 @@ def fit_correction(regression: Regression, alphas: Tensor) -> Correction:
     """The correction from all rows, with one strength per output."""
     n_rows = len(regression.design)
     target = regression.outputs - regression.prior
-    gram = regression.products.sum(0) / n_rows
-    cross = regression.design.T @ (target - target.mean(0)) / n_rows
+    centred = (target - target.mean(0)) / n_rows
 
     ridge = alphas * regression.scale
-    delta = torch.zeros_like(cross)
+    delta = torch.zeros(regression.design.shape[1], target.shape[1], dtype=torch.float64)
     for strength in sorted(set(ridge.tolist())):
         outputs = ridge == strength
-        delta[:, outputs] = solve_ridge(gram, cross[:, outputs], strength)
+        right = centred[:, outputs]
+        if strength > 0 and len(delta) > n_rows:  # Tᵀ(TTᵀ/n + λI)⁻¹ is the same and takes less
+            solution = solve_ridge(regression.kernel / n_rows, right, strength)
+            delta[:, outputs] = regression.design.T @ solution
+        else:
+            right = regression.design.T @ right
+            delta[:, outputs] = solve_ridge(regression.total / n_rows, right, strength)
     return Correction(delta, ridge, alphas)
 
 
@@ -374,13 +437,18 @@ def solve_terms(
     return candidates.fit([*certain, *worth], fit.likely)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tried:
     """What a trial left, before it is fitted with all folds."""
 
+    candidates: _Candidates  # all pieces, those on trial and the others
     paying: set[Subset]  # terms on trial that pay, and vary enough to be shown
     worth_keeping: set[Subset]  # all terms that do
     likely: set[int] | None  # positions of the strengths that were best
+
+    def fit_all(self) -> RegressionFit:
+        """Fits all pieces, as is wanted where all of them stay, without reading them again."""
+        return self.candidates.fit(range(len(self.candidates.pieces)), self.likely)
 
 
 def try_terms(
@@ -399,6 +467,7 @@ def try_terms(
     sizes = candidates.sizes(tried, verdict.alphas)
     large = [number for number, size in zip(tried, sizes, strict=True) if size >= WORTH_FITTING]
     return Tried(
+        candidates=candidates,
         paying={pieces[number].term for number in large if number in on_trial},
         worth_keeping={pieces[number].term for number in large},
         likely=verdict.likely,
@@ -502,7 +571,7 @@ class _Candidates:
             return _Verdict(paying=on_trial)
 
         # Fewer folds than usual where most rows are copies of others.
-        n_folds = len(self.regression.products)
+        n_folds = self.regression.n_folds
         folds = range(n_folds if n_rows <= ALL_FOLDS else min(n_folds, TRIAL_FOLDS))
         variance = self.sample.spread.square()
         strengths = trial.strengths or self.alphas[::2]
@@ -512,7 +581,8 @@ class _Candidates:
         ordered = on_trial
         enough = math.inf
         for count in _ladder(len(on_trial)):
-            regression = self.regression_of([*certain, *ordered[:count]])
+            # In the order of the pieces, so that all of them need no copies.
+            regression = self.regression_of(sorted([*certain, *ordered[:count]]))
             held_out = judge(regression, strengths, folds=folds)
             errors = held_out.errors.sum(0)
             least = errors.amin(0) / (variance * n_rows)
@@ -554,7 +624,7 @@ class _Candidates:
         on the rows held out, as a share of the outputs' variance and on average over them.
         """
         n_rows = len(self.sample)
-        gram = without.products.sum(0) / n_rows
+        gram = without.total / n_rows
         judged = held_out.residual[0, :, 0].isfinite()
         variance = self.sample.spread.square() * judged.sum()
         gains = torch.zeros(len(on_trial), dtype=torch.float64)

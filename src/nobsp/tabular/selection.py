@@ -442,7 +442,8 @@ class Selection:
         if not tables.triples:
             return before
 
-        fit = self.solve(tables, likely=tried.likely)
+        all_stay = (tables.pairs, tables.triples) == (on_trial.pairs, on_trial.triples)
+        fit = tried.fit_all() if all_stay else self.solve(tables, likely=tried.likely)
         gain = float(fit.explained.nanmean() - before.fit.explained.nanmean())
         # The trial had few folds and strengths: what it promised is checked with all of them.
         if gain < worth.least_gain / 2:

@@ -724,9 +724,24 @@ def occupancy(points: Points, rows: Chunk, weights: Array | None = None) -> Tens
 
 
 def places_of(points: Points, rows: Chunk) -> Tensor:
-    """Where on a side every row is, (rows, points)."""
-    # Counted with all weight on one row, the shares at the points are that row's.
-    return torch.stack([occupancy(points, rows, single) for single in np.eye(rows.count)])
+    """Where on a side every row is, (rows, points); zero everywhere for a row that is nowhere on it."""
+    places = np.zeros((rows.count, len(points)))
+    if isinstance(points.axis, LevelAxis):
+        level = rows.places(points.axis)[0]
+        known = np.flatnonzero(level < len(points))
+        places[known, level[known]] = 1.0
+        return torch.from_numpy(places)
+
+    x = rows.numbers(points.axis.column)
+    is_missing = np.isnan(x)
+    known = np.flatnonzero(~is_missing)
+    segment = points.axis.segments(x[known])
+    along = points.axis.along(x[known], segment)
+    places[known, segment] = 1 - along
+    places[known, segment + 1] = along
+    if points.axis.missing:
+        places[is_missing, -1] = 1.0
+    return torch.from_numpy(places)
 
 
 def purify(table: Tensor, shares: Sequence[Tensor]) -> Tensor:
