@@ -129,6 +129,11 @@ def test_a_page_of_some_rows_leads_with_the_suspects_of_all():
     page = audit_for_page(some, rows=5, names=None, classes=())
     assert page["headline"][0] == str(whole.mislabels.sum())
     assert f"of {len(whole)} labels" in page["headline"][1]
+    # What is counted beside the table is of all rows too.
+    assert page["total"] == len(whole)
+    assert page["flagged"] == len(whole.flagged)
+    counts = {kind["id"]: kind["count"] for kind in page["kinds"]}
+    assert counts["mislabels"] == whole.mislabels.sum()
 
 
 def test_an_audit_of_the_database_leaves_each_row_out():

@@ -131,8 +131,8 @@ def _require_trained(gradient: float, *, at_most: float) -> None:
         return
     raise ValueError(
         "the head was not trained on the rows and labels of this database: the gradient of its loss there is "
-        f"{gradient:.2g} of the rows' own, and {at_most} at most for a head that was. Fit the index on the head's "
-        "own training rows, or train the head on their activations until it converges."
+        f"{gradient:.2f} of the rows' own, and {MOST_GRADIENT_LEFT} at most for a head that was. Fit the index on the "
+        "head's own training rows, or train the head on their activations until it converges."
     )
 
 

@@ -51,6 +51,7 @@ def audit_for_page(
     # A page may show some rows of an audit; what it leads with is of all.
     whole = getattr(audit, "whole", None)
     whole = audit if whole is None else whole
+    flags_of_whole = _flags_of(whole)
     shown = _most_doubtful(audit, flags, is_flagged)
     numbers = _numbers_of(audit, rows)
     outputs = getattr(audit, "outputs", None)
@@ -66,12 +67,13 @@ def audit_for_page(
     kinds = []
     for kind, flag in flags.items():
         has = flag[shown].tolist()
-        kinds.append({"id": kind, "name": KINDS[kind], "count": int(flag.sum()), "has": has})
+        of_all = int(flags_of_whole[kind].sum())
+        kinds.append({"id": kind, "name": KINDS[kind], "count": of_all, "has": has})
     own_rows = np.asarray(getattr(audit, "rows", np.arange(rows)))
     return {
-        "headline": _headline(_flags_of(whole), len(whole.predicted)),
-        "total": rows,
-        "flagged": int(is_flagged.sum()),
+        "headline": _headline(flags_of_whole, len(whole.predicted)),
+        "total": len(whole.predicted),
+        "flagged": int(np.any(list(flags_of_whole.values()), axis=0).sum()),
         "kinds": kinds,
         "names": [str(row if names is None else names[row]) for row in shown.tolist()],
         "classes": _classes_of(audit, shown, classes),
@@ -82,7 +84,9 @@ def audit_for_page(
         "reasons": [str(audit.reasons[row]) for row in shown],
         # Of rows that may have several classes, the one that a line is about.
         "outputs": None if outputs is None else [str(outputs[row]) for row in shown],
-        "facts": _facts_of(audit, flags, rows),
+        "facts": _facts_of(
+            audit, {kind: flags_of_whole[kind] for kind in flags}, len(whole.predicted)
+        ),
     }
 
 
