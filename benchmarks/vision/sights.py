@@ -1,8 +1,8 @@
 """Images, sequences and audits as people have them: what was asked of each, and what was measured.
 
 A row is a situation: a model, its inputs, the figure that counts and the bound it has to keep. Models of sequences,
-decoders and CLIP have random weights (whether numbers add up does not depend on training); near-duplicates and inputs
-from elsewhere are those of CIFAR-10 as a trained ResNet-20 sees them.
+decoders and CLIP have random weights (whether numbers add up does not depend on training); near-duplicates are those
+of CIFAR-10 as a trained ResNet-20 sees them, and inputs from elsewhere are shown to it and to a MobileNetV2.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
+from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.architectures import architecture, torchvision_models
 from benchmarks.data import load_images
 from benchmarks.report import Cell, Column, Report, Table, options, progress, publish
+from benchmarks.significance import Interval
 from benchmarks.vision.accounts import times_forward
 from benchmarks.vision.class_token import CIFAR, Transformer
 from benchmarks.vision.networks import SETTINGS
@@ -329,23 +331,98 @@ def see_duplicates(
     yield Sight(about, "other pairs", others, 10)
 
 
+@dataclass(frozen=True, eq=False)
+class Familiar:
+    """Images of the kind that a network was trained on, prepared for it."""
+
+    title: str
+    known: Tensor  # of the database
+    labels: Any
+    own: Tensor  # others, to compare with
+    classes: Any  # of these
+
+
 def see_elsewhere(
-    cam: NObSPCam, known: Tensor, labels: Any, own: Tensor, prepare: Callable[[Tensor], Tensor]
+    cam: NObSPCam, familiar: Familiar, prepare: Callable[[Tensor], Tensor], *, count: int
 ) -> Iterator[Sight]:
-    """How many inputs from elsewhere keep a joint confidence above the median of known images."""
-    digits = torch.from_numpy(load_digits().images[:300, None]).float() / 16
-    lesions = load_images("ham10000", split="val", size=32)
+    """How many inputs from elsewhere keep a joint confidence above the median of known images, and what that costs."""
+    side = familiar.own.shape[-1]
+    digits = torch.from_numpy(load_digits().images[:count, None]).float() / 16
+    lesions = load_images("ham10000", split="val", size=side)
+    order = np.random.default_rng(0).permutation(len(lesions))[:count]
+    generator = torch.Generator().manual_seed(0)
     strange = {
-        "skin lesions": torch.from_numpy(lesions.array()),
-        "digits": functional.interpolate(digits, size=(32, 32)).expand(-1, 3, -1, -1),
-        "noise": torch.rand(300, 3, 32, 32, generator=torch.Generator().manual_seed(0)),
+        "skin lesions": torch.from_numpy(lesions.subset(order).array()),
+        "digits": functional.interpolate(digits, size=(side, side)).expand(-1, 3, -1, -1),
+        "noise": torch.rand(len(digits), 3, side, side, generator=generator),
     }
-    index = ContributionIndex(cam).fit(known, labels)
-    median = float(np.median(audit(index, own).joint))
+    index = ContributionIndex(cam).fit(familiar.known, familiar.labels)
+    own = audit(index, familiar.own)
+    median = float(np.median(own.joint))
     for name, images in strange.items():
         above = float((audit(index, prepare(images)).joint > median).mean())
-        situation = f"{name} shown to a network of CIFAR-10"
+        situation = f"{name} shown to a network of {familiar.title}"
         yield Sight(situation, "share above the known median", above, 0.05)
+
+    is_right = own.predicted == familiar.classes
+    if bool(is_right.all()):
+        return
+    gain = bootstrap_auroc_gain(is_right, own.joint, own.confidence)
+    errors = int((~is_right).sum())
+    situation = f"{errors} wrong predictions of {len(is_right)}, {familiar.title}"
+    interval = f"95% interval {gain.low:+.4f} to {gain.high:+.4f}"
+    figure = f"AUROC of joint confidence less that of the softmax ({interval})"
+    yield Sight(situation, figure, gain.difference, 0.0, at_least=True)
+
+
+def bootstrap_auroc_gain(is_right: Any, joint: Any, softmax: Any) -> Interval:
+    """How much better one score tells right predictions from wrong ones than another, rows drawn again."""
+    generator = np.random.default_rng(0)
+    gains = []
+    while len(gains) < 1000:
+        rows = generator.integers(0, len(is_right), len(is_right))
+        truth = is_right[rows]
+        if truth.all() or not truth.any():
+            continue
+        gains.append(roc_auc_score(truth, joint[rows]) - roc_auc_score(truth, softmax[rows]))
+    low, high = np.quantile(gains, (0.025, 0.975))
+    difference = roc_auc_score(is_right, joint) - roc_auc_score(is_right, softmax)
+    return Interval(float(difference), float(low), float(high))
+
+
+class TenClasses(nn.Module):
+    """MobileNetV2 of ImageNet with the outputs of Imagenette's classes alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        setting = SETTINGS["mobilenet_v2"]()
+        self.network = setting.model.network
+        last = self.network.classifier[-1]
+        rows = torch.tensor(setting.classes)
+        self.network.classifier[-1] = nn.Linear(last.in_features, len(rows))
+        self.network.classifier[-1].weight.copy_(last.weight[rows])
+        self.network.classifier[-1].bias.copy_(last.bias[rows])
+        self.prepare = setting.model.prepare
+
+    def forward(self, prepared: Tensor) -> Tensor:
+        logits: Tensor = self.network(prepared)
+        return logits
+
+
+def see_photographs(*, quick: bool) -> Iterator[Sight]:
+    """What audits say of Imagenette as MobileNetV2 sees it."""
+    model = TenClasses().eval()
+    n_known, n_own = (60, 40) if quick else (600, 500)
+    parts = []
+    for split, count in (("train", n_known), ("val", n_own)):
+        data = load_images("imagenette", split=split, size=224)
+        order = np.random.default_rng(0).permutation(len(data))[:count]
+        part = data.subset(order)
+        parts.append((model.prepare(torch.from_numpy(part.array())), part.labels))
+    (known, labels), (own, classes) = parts
+    cam = NObSPCam(model).fit(known[:100])
+    familiar = Familiar("Imagenette", known=known, labels=labels, own=own, classes=classes)
+    yield from see_elsewhere(cam, familiar, model.prepare, count=20 if quick else 200)
 
 
 def see_audits(*, quick: bool) -> Iterator[Sight]:
@@ -358,9 +435,16 @@ def see_audits(*, quick: bool) -> Iterator[Sight]:
     order = np.random.default_rng(0).permutation(len(train))[:n_known]
     known = train.subset(order)
     images = prepare(torch.from_numpy(known.array()))
-    own = prepare(torch.from_numpy(test.subset(np.arange(100 if quick else 500)).array()))
+    held_out = test.subset(np.arange(100 if quick else 500))
     cam = NObSPCam(model).fit(images[:256])
-    yield from see_elsewhere(cam, images, known.labels, own, prepare)
+    familiar = Familiar(
+        "CIFAR-10",
+        known=images,
+        labels=known.labels,
+        own=prepare(torch.from_numpy(held_out.array())),
+        classes=held_out.labels,
+    )
+    yield from see_elsewhere(cam, familiar, prepare, count=300)
 
     many = test.subset(np.arange(5000, 5400 if quick else 10000))
     scenes = torch.from_numpy(many.array())
@@ -377,6 +461,7 @@ def main() -> None:
         "What is explained": see_sums,
         "What it costs": lambda: see_costs(quick=chosen.quick),
         "Audits": lambda: see_audits(quick=chosen.quick),
+        "Audits of photographs": lambda: see_photographs(quick=chosen.quick),
     }
     tables = []
     sights: list[Sight] = []

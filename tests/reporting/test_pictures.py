@@ -9,9 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from nobsp.reporting import report
+from nobsp.vision import NObSPCam
+from tests.vision import networks
 
 PIXELS = "c => { const p = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; return Array.from(p); }"
 
@@ -141,3 +144,21 @@ def test_what_does_not_fit_the_maps_is_refused(pictures, tmp_path, change, messa
     with pytest.raises(ValueError, match=message):
         report(pictures.maps, tmp_path / "page.html", **(options | change))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_says_that_its_maps_are_pictures_and_shows_one_of_each_image(show, tmp_path):
+    model = networks.made(networks.Tokens("class")).float()
+    known = networks.images(20, dtype=torch.float32)
+    explainer = NObSPCam(model).fit(known)
+    path = report(
+        explainer(known[:3]), tmp_path / "page.html", explainer=explainer, images=known[:3]
+    )
+    page = show(path).page
+    assert page.inner_text("#picture-share") == ""
+    assert "pictures" in page.inner_text("#picture-words")
+    # The image, and one map: account and contrast are the same.
+    assert plate(page, 0).locator("canvas").count() == 1
+    # What a picture leaves over says nothing.
+    assert "residual" not in page.locator("#picture-order option").evaluate_all(
+        "options => options.map((option) => option.value)"
+    )

@@ -10,6 +10,7 @@ from torch.nn import functional
 from nobsp.vision import NObSPCam
 from nobsp.vision.find_map import find_map
 from nobsp.vision.held_scales import HeldScales
+from nobsp.vision.maps import Kind
 from tests.vision.networks import Tokens, images, made
 
 
@@ -67,23 +68,37 @@ def test_the_taped_pass_says_what_the_model_says_and_nothing_stays_switched_on()
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_picture_is_the_gradient_with_held_scales_times_the_change() -> None:
+@pytest.mark.parametrize("kind", ["contrast", "account"])
+def test_a_picture_is_held_gradient_times_change_and_what_attention_carries(kind: Kind) -> None:
     model = made(Tokens("class"))
     known = images(20)
     shown = images(4, seed=1)
-    maps = NObSPCam(model).fit(known)(shown, target=1)
+    cam = NObSPCam(model, kind=kind).fit(known)
+    maps = cam(shown, target=1)
 
     change = (model.patches(shown) - model.patches(known).mean(0)).detach()
     patches = model.patches(shown).detach().requires_grad_()
     tokens = patches.flatten(2).transpose(1, 2)
     tokens = torch.cat([model.first.expand(len(shown), -1, -1), tokens], dim=1)
-    with HeldScales():
+    with HeldScales() as scales:
         logits = model.head(model.norm(model.mix(tokens))[:, 0])
-    (gradient,) = torch.autograd.grad(logits[:, 1].sum(), patches)
+    (attention,) = scales.softmaxes
+    weights = functional.one_hot(torch.ones(4, dtype=torch.int64), logits.shape[1]).double()
+    if kind == "contrast":
+        # The gradient of the log-probability half-way from the base.
+        weights = weights - ((logits.detach() + torch.from_numpy(cam.base_values_)) / 2).softmax(1)
+    gradient, slopes = torch.autograd.grad((weights * logits).sum(), [patches, attention])
 
-    locations = change[0, 0].numel()
-    expected = locations * (gradient * change).sum(1)
+    by_gradient = (gradient * change).sum(1).flatten(1)
+    # One block, whose class token is read: row 0 of I + C.
+    carried = (attention.detach() * slopes).mean(1)[:, 0, 1:]
+    factor = by_gradient.std(1, keepdim=True) / carried.std(1, keepdim=True)
+    together = (by_gradient + 2 * factor * carried) / 3
+    expected = by_gradient.shape[1] * together.unflatten(1, change.shape[2:])
     torch.testing.assert_close(torch.from_numpy(maps.account), expected)
+    torch.testing.assert_close(torch.from_numpy(maps.contrast), expected)
+    assert maps.kind == kind
+    assert maps.caption().startswith("picture")
 
 
 class OwnNorm(nn.LayerNorm):

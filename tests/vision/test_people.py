@@ -111,7 +111,7 @@ def test_a_picture_of_one_bit_is_black_and_white() -> None:
 
 def test_a_picture_of_sixteen_bits_has_the_map_of_its_tensor() -> None:
     picture, _ = grey_pictures()["I;16"]
-    cam = NObSPCam(averaged()).fit(images(20))
+    cam = NObSPCam(averaged()).fit(images(20).sigmoid())
     same = torch.from_numpy(np.asarray(picture) / 65535).expand(1, 3, 12, 12)
     assert cam(picture).account == pytest.approx(cam(same).account, abs=1e-6)
 
@@ -205,7 +205,7 @@ def test_an_overlay_takes_what_the_call_took(tmp_path: Path) -> None:
     every = pictures(3)
     for number, picture in enumerate(every):
         picture.save(tmp_path / f"{number}.png")
-    cam = NObSPCam(averaged()).fit(images(20))
+    cam = NObSPCam(averaged()).fit(images(20).sigmoid())
     maps = cam(every)
     expected = maps.overlay(as_tensor(every))
     for asked in (every, tmp_path, sorted(tmp_path.iterdir())):
@@ -234,7 +234,7 @@ def test_a_list_of_arrays_is_a_batch() -> None:
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
-    cam = NObSPCam(averaged()).fit(images(20))
+    cam = NObSPCam(averaged()).fit(images(20).sigmoid())
     with pytest.raises(ValueError, match=r"broken\.jpg"):
         cam(tmp_path)
 
@@ -321,3 +321,12 @@ def test_a_function_as_target_of_images_alone() -> None:
 def test_a_function_that_makes_no_number_per_image_is_refused() -> None:
     with pytest.raises(ValueError, match="output must make"):
         NObSPCam(made(Segmentation()), output=lambda result: result["out"]).fit(images(20))
+
+
+def test_pictures_after_a_calibration_on_normalised_images_are_warned_of() -> None:
+    prepared = as_tensor(pictures(8))
+    cam = NObSPCam(averaged()).fit(2 * prepared - 1)
+    with pytest.warns(UserWarning, match="not normalised"):
+        cam(pictures(2))
+    plain = NObSPCam(averaged()).fit(prepared)
+    assert len(plain(pictures(2))) == 2

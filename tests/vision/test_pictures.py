@@ -17,8 +17,12 @@ def test_the_default_is_a_picture_and_says_so() -> None:
     maps = cam(images(5, seed=1))
     assert cam.layer_ == "patches"
     assert maps.picture
-    assert maps.kind == "account"
+    assert maps.kind == "contrast"
+    assert np.array_equal(maps.account, maps.contrast)
     assert "picture" in maps.caption()
+    assert "picture" in maps.caption("account")
+    assert "picture" in repr(maps)
+    assert np.isnan(cam.health().explained).all()
     assert np.abs(maps.class_token).max() == 0
     assert "picture" in [finding.code for finding in cam.health().findings]
     assert cam.health().healthy

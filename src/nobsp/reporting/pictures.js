@@ -129,7 +129,7 @@ function addMaps(card, head, panels, image, plate) {
     chosen.replaceChildren("evidence about ", bdi(name, "name"), ...rival, `, probability ${percent(maps.confidence[plate][target])}, `
       + `logit ${logit}` + (Math.abs(token) >= 0.005 ? `, class token ${signed(token)}` : "")
       + (maps.without_place[plate][target] > NOTEWORTHY ? ` (${percent(maps.without_place[plate][target])} of the evidence has no place in the image)` : "")
-      + (Math.abs(left) >= 0.005 ? `, left over ${signed(left)}` : ""));
+      + (Math.abs(left) >= 0.005 && !maps.picture ? `, left over ${signed(left)}` : ""));
   };
   const draw = () => {
     for (const [kind, , canvas] of canvases) { fitTo(canvas, image); drawMap(canvas, image, kind, plate, target); }
@@ -181,7 +181,7 @@ const ORDERS = [
     key: (i) => (pictures.maps ? pictures.maps.confidence[i][0] : pictures.hits.confidence[i]),
   },
   { id: "purity", name: "lowest purity first", key: (i) => pictures.hits.purity[i], there: () => pictures.hits?.purity },
-  { id: "residual", name: "most left over first", key: (i) => -Math.abs(pictures.maps.residual[i][0]), there: () => pictures.maps },
+  { id: "residual", name: "most left over first", key: (i) => -Math.abs(pictures.maps.residual[i][0]), there: () => pictures.maps && !pictures.maps.picture },
 ];
 
 function arrangePlates() {
@@ -219,7 +219,8 @@ function startPictures() {
   drawExamples();
   byId("main").classList.toggle("coarse", pictures.coarse);
   const share = headline();
-  byId("picture-share").textContent = share ? percent(share[0]) : "";
+  byId("picture-share").textContent = share && share[0] !== null ? percent(share[0]) : "";
+  byId("picture-share").hidden = !byId("picture-share").textContent;
   byId("picture-share").className = share && share[2] ? (share[0] < 0.5 ? "bad" : share[0] < 0.8 ? "doubtful" : "good") : "";
   byId("picture-words").textContent = share ? share[1] : "";
 }
@@ -259,8 +260,8 @@ function showLink(plate) {
 
 function headline() {
   const shares = (pictures.explained || []).filter((share) => share !== null), purity = pictures.hits?.purity;
-  if (shares.length && pictures.maps?.picture) {
-    return [Math.max(0, Math.min(...shares)), "of the logits' squares is in these maps. They are pictures: they show where a class is, and do not add up.", false];
+  if (pictures.maps?.picture) {
+    return [null, "These maps are pictures: they show where a class is, and are no numbers that add up. NObSPCam(model, points=8) gives those."];
   }
   if (shares.length) {
     return [Math.max(0, Math.min(...shares)), "of how the logits vary is in the account, for the class it says least about.", true];

@@ -165,7 +165,8 @@ def _kinds_shown(maps: MapsLike) -> list[str]:
     if maps.kind in ("positive", "negative", "signed"):
         # The paper's map and its counterparts.
         return ["positive", "negative", "signed"]
-    if maps.kind == "contrast":
+    is_picture = bool(getattr(maps, "picture", False))
+    if maps.kind == "contrast" and not is_picture:
         return ["contrast", "account"]
     return [maps.kind]
 

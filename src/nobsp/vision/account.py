@@ -34,6 +34,8 @@ POINTS: tuple[int, ...] = (8, 16, 32)
 POINTS_OF_POOLED: tuple[int, ...] = (16, 64)
 # A picture from the first tokens takes no more: where a class is shows long before the numbers add up.
 POINTS_OF_PICTURE: tuple[int, ...] = (1,)
+# How much more than the gradient's part counts in a picture what attention carries, both at one spread.
+SHARE_OF_ATTENTION = 2.0
 # The residual that is allowed, as a share of what is accounted for.
 TOLERANCE = 1e-2
 # Numbers of units that are put into the layers behind the map at once, and weights of outputs in what is asked.
@@ -96,20 +98,27 @@ def _answer(
     *,
     contrast: bool,
 ) -> Answer:
-    """Units times their slopes, put back where they came from."""
+    """Units times their slopes, put back where they came from; of pictures, with what attention carries."""
     maps = seen.maps
     pooling = feature_map.pooling
     size = feature_map.map_units
     n_targets = question.target.shape[1]
     mean = account.mean.to(maps.device)
 
-    asked = question.with_contrast(seen.logits) if contrast else question
+    asked = question
+    if contrast:
+        is_picture = account.is_picture(feature_map)
+        asked = (
+            question.half_way(seen.logits) if is_picture else question.with_contrast(seen.logits)
+        )
     shift = _shift_by_mask(feature_map, seen, asked, mean)
-    slopes = account.slopes(feature_map, seen, replace(asked, whole=asked.whole - shift))
+    slopes, carried = account.slopes(feature_map, seen, replace(asked, whole=asked.whole - shift))
     slopes_of_map = slopes[..., :size]
     slopes_of_tokens = slopes[..., size:]
 
     located = _locate(feature_map, maps, mean[:size], slopes_of_map)
+    if carried is not None:
+        located = _add_carried(located, carried)
     change_of_tokens = seen.units[:, size:] - mean[size:]
     tokens = (slopes_of_tokens * change_of_tokens[:, None]).sum(2) + shift
 
@@ -157,6 +166,16 @@ def _locate(feature_map: FeatureMap, maps: Tensor, mean: Tensor, slopes: Tensor)
     return spread(maps, slopes, pooling) - reference.reshape(*reference.shape, *single_locations)
 
 
+def _add_carried(located: Tensor, carried: Tensor) -> Tensor:
+    """Evidence per location with what attention carries from there, brought to the same spread image by image."""
+    own, other = (maps.flatten(2).std(2, correction=0) for maps in (located, carried))
+    factor = own / torch.where(other > 0, other, 1.0)
+    single_locations = [1] * (located.ndim - 2)
+    scaled = carried * factor.reshape(*factor.shape, *single_locations)
+    together = (located + SHARE_OF_ATTENTION * scaled) / (1 + SHARE_OF_ATTENTION)
+    return torch.where((other > 0).reshape(*factor.shape, *single_locations), together, located)
+
+
 @dataclass(frozen=True, eq=False)
 class Account:
     """Contributions g_k = β_k (t_k − t̄_k) of units, or integrated gradients of the layers behind the map."""
@@ -179,10 +198,15 @@ class Account:
     passes: float = 1.0
     gradients: float = 0.0
 
-    def slopes(self, feature_map: FeatureMap, seen: ForwardPass, question: Question) -> Tensor:
-        """β or mean gradients of what is asked for, shape (n, targets, units)."""
+    def slopes(
+        self, feature_map: FeatureMap, seen: ForwardPass, question: Question
+    ) -> tuple[Tensor, Tensor | None]:
+        """β or mean gradients of what is asked for, shape (n, targets, units).
+
+        And what attention carries from every location, of pictures by a transformer's own pass.
+        """
         if self.coefficients is not None:
-            return question.columns(self.coefficients.to(seen.maps.device), seen.logits)
+            return question.columns(self.coefficients.to(seen.maps.device), seen.logits), None
 
         if seen.tape is not None:
             return self._slopes_on_tape(feature_map, seen, seen.tape, question)
@@ -200,12 +224,12 @@ class Account:
             question = replace(question, classes=question.classes @ weight)
         with feature_map.behind(seen.images, head=not is_linear) as tail:
             start = self.mean.to(seen.maps.device)
-            return integrate(tail, start, seen.units, seen.logits, question, points)
+            return integrate(tail, start, seen.units, seen.logits, question, points), None
 
     def _slopes_on_tape(
         self, feature_map: FeatureMap, seen: ForwardPass, tape: Tape, question: Question
-    ) -> Tensor:
-        """Gradients of the model's own pass, shape (n, targets, units)."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Gradients of the model's own pass, and what attention carries in it."""
         weights = question.classes
         if question.probability:
             # At the image itself a sure probability hardly moves; on the way from the base it did.
@@ -215,12 +239,12 @@ class Account:
         return feature_map.slopes_on_tape(tape, weights, seen.images)
 
     def is_picture(self, feature_map: FeatureMap) -> bool:
-        """Whether maps show where a class is, by one gradient from the first tokens, and do not add up."""
+        """Whether maps show where a class is, by one gradient at the first tokens, and do not add up."""
         return bool(feature_map.picture) and self.points is None
 
     def needs_tape(self, feature_map: FeatureMap) -> bool:
         """Whether that gradient is the one of the model's own pass."""
-        return self.is_picture(feature_map) and feature_map.picture == "own_pass"
+        return self.is_picture(feature_map) and feature_map.picture in ("own_pass", "attention")
 
     def require_finite(self) -> None:
         """An error where a number that every map depends on is not finite."""

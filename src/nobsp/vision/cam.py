@@ -38,6 +38,7 @@ from nobsp.vision.images import Images, images_of, make_thumbnails, read_images
 from nobsp.vision.maps import KINDS, ActivationMaps, Kind, join
 from nobsp.vision.means import MOST_UNEXPLAINED, ChannelMoments, MapMeans, start_calibration
 from nobsp.vision.one_tensor import OneTensorModel, as_taken, same_inputs
+from nobsp.vision.pictures import pictures_in
 from nobsp.vision.removal import (
     Removal,
     ThoroughMaps,
@@ -71,8 +72,8 @@ class NObSPCam(Explainer):
       calibration mean of the map to the map. `maps.residual` is the error of the integral, `maps.class_token` the share
       of tokens that have no place in the image.
     - A transformer that reads a class token is explained where its patches enter, by one gradient of its own pass with
-      the scales of its normalisations held: a picture of where a class is, which does not add up. With `points=8` it
-      does, at about twenty times the cost.
+      the scales of its normalisations held, and what attention carries in it: a picture of where a class is, which does
+      not add up. With `points=8` it does, at about twenty times the cost.
     - Models of signals and texts that read one time step or token (recurrent networks, decoders) are explained where
       the time steps or tokens enter, if need be at the input itself.
 
@@ -300,8 +301,8 @@ class NObSPCam(Explainer):
         targets = self._targets(target, against, scale)
         fitted = self._fitted
         is_picture = fitted.account.is_picture(fitted.feature_map)
-        # A second gradient would cost as much as the picture itself, and shows where a class is no better.
-        has_contrast = targets.has_contrast and not is_picture
+        # A second gradient would cost as much as the picture itself: it has one, and account and contrast are the same.
+        has_contrast = targets.has_contrast and (not is_picture or self.kind == "contrast")
         say = partial(answer, fitted.account, targets=targets, contrast=has_contrast)
         with counting_passes() as passes:
             parts = self._each(images, targets, say, progress=progress)
@@ -403,9 +404,16 @@ class NObSPCam(Explainer):
         require_whole_number("most", every if most is None else most)
         count = every if most is None else min(most, every)
 
+        is_picture = fitted.account.is_picture(fitted.feature_map)
+
         def remove(feature_map: FeatureMap, view: ForwardPass, own: Tensor) -> tuple[Tensor, ...]:
             answered = answer(
-                fitted.account, feature_map, view, own, targets=targets, contrast=False
+                fitted.account,
+                feature_map,
+                view,
+                own,
+                targets=targets,
+                contrast=is_picture and targets.has_contrast,
             )
             account = average_regions(answered.account, regions)[:, 0]
             own = own[:, 0]
@@ -464,6 +472,13 @@ class NObSPCam(Explainer):
     def _read(self, images: ImagesLike, *, argument: str = "images") -> Images:
         """Images like those of the calibration; inputs beside them must be the same."""
         feature_map = self._fitted.feature_map
+        if self._fitted.is_normalised and pictures_in(images, argument) is not None:
+            # Two functions stand between this one's caller and the user, see `in_ordinary_modes`.
+            warnings.warn(
+                f"{argument} are pictures, which are scaled to 0 to 1 and not normalised, but the calibration images "
+                "have values outside of that range; pass tensors that are prepared like those.",
+                stacklevel=6,
+            )
         source = images_of(
             images,
             batch_size=self.batch_size,
@@ -751,6 +766,12 @@ class _Fitted:
         self.forward_rows = forward_rows
         self.remember_state()
         return self
+
+    @property
+    def is_normalised(self) -> bool:
+        """Whether calibration images are known to have values outside 0 to 1; those of a loaded one are not known."""
+        is_known = self.forward_rows > 0 and not self.feature_map.text
+        return is_known and bool((self.probe < 0).any() or (self.probe > 1).any())
 
     def remember_state(self) -> None:
         """Takes the model's tensors as they are for those it was calibrated on."""

@@ -27,6 +27,7 @@ from nobsp.network.guest import (
     portable,
 )
 from nobsp.network.readout import LINKS, Head, Readout, exact, fingerprint_of, tensors_in
+from nobsp.vision.attention_flow import choose_attention
 from nobsp.vision.held_scales import HeldScales, Tape
 from nobsp.vision.one_tensor import PACKED, OneTensorModel
 
@@ -37,9 +38,9 @@ Pooling = Literal["mean", "max", "mean+max", "max+mean", "flatten"]
 # "point" and "constant": the channels' means, put in as a map of one location or as a constant map. "full": all of it,
 # tokens without a place included.
 Reach = Literal["head", "point", "constant", "full"]
-# How maps come about that show where a class is and do not add up: by one gradient of the model's own pass, or by one
-# half-way from the mean map. Empty where maps add up.
-Picture = Literal["", "own_pass", "half_way"]
+# How maps come about that show where a class is and do not add up: by one gradient of the model's own pass, with what
+# attention carries in it or without, or by one half-way from the mean map. Empty where maps add up.
+Picture = Literal["", "own_pass", "attention", "half_way"]
 
 POOLINGS: tuple[Pooling, ...] = ("mean", "max", "mean+max", "max+mean", "flatten")
 # Class, distillation and register tokens that may stand before the patches.
@@ -351,7 +352,19 @@ class FeatureMap:
 
         tape = None
         if scales.count and tensor.requires_grad and not self.place.overwritten:
-            tape = Tape(tensor=tensor, entering=testimony.entering)
+            locations = math.prod(self.shape)
+            attention = choose_attention(
+                scales.softmaxes,
+                n_images=len(images),
+                locations=locations,
+                most_prefix=_MOST_PREFIX,
+            )
+            tape = Tape(
+                tensor=tensor,
+                entering=testimony.entering,
+                attention=tuple(attention),
+                locations=locations,
+            )
         said = _Testimony(
             result=testimony.result,
             entering=testimony.entering.detach(),
@@ -359,14 +372,22 @@ class FeatureMap:
         )
         return dataclasses.replace(self._read_pass(images, tensor.detach(), said), tape=tape)
 
-    def slopes_on_tape(self, tape: Tape, weights: Tensor, images: Tensor) -> Tensor:
-        """Gradients of weighted sums (n, sums, width) of what enters the head, shape (n, sums, units)."""
-        slopes = []
-        for gradient in tape.gradients(weights):
-            maps = exact(self.grid.maps(gradient, space_of(images)))
-            tokens = exact(self.grid.prefix_tokens(gradient))
-            slopes.append(torch.cat([maps.flatten(1), tokens.flatten(1)], dim=1))
-        return torch.stack(slopes, dim=1)
+    def slopes_on_tape(
+        self, tape: Tape, weights: Tensor, images: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Gradients of weighted sums (n, sums, width) of what enters the head, shape (n, sums, units).
+
+        And what attention carries from every location (n, sums, *locations), where that is known.
+        """
+        gradients = []
+        carried = []
+        for slopes in tape.slopes(weights):
+            maps = exact(self.grid.maps(slopes.gradient, space_of(images)))
+            tokens = exact(self.grid.prefix_tokens(slopes.gradient))
+            gradients.append(torch.cat([maps.flatten(1), tokens.flatten(1)], dim=1))
+            if slopes.carried is not None:
+                carried.append(torch.unflatten(exact(slopes.carried), 1, maps.shape[2:]))
+        return torch.stack(gradients, dim=1), torch.stack(carried, dim=1) if carried else None
 
     def _explain_failure(self, failure: Exception, images: Tensor) -> None:
         """Raise an error that says what to do where images have another shape; else return."""

@@ -303,7 +303,9 @@ class _Search:
             return "half_way"
         with entrance.running(taping=True) as forward:
             tape = forward(self.probe).tape
-        return "half_way" if tape is None else "own_pass"
+        if tape is None:
+            return "half_way"
+        return "attention" if tape.attention else "own_pass"
 
     def best(self, seen: list[_Seen]) -> FeatureMap | None:
         """The last map that is pooled into the head: a module's own output before something derived from it."""
@@ -404,11 +406,11 @@ class _Search:
                 if self.agrees(trial, view.units(means=True)):
                     return self.lighten(trial, view.units(means=True))
 
-        # Of sequences, one token may be all that is read; of images, the tokens before the patches.
+        # Of sequences, one token may be all that is read; of images, those before the patches, or one behind them.
         is_sequence = whole.text or len(whole.shape) == 1
         if is_sequence or full.grid.prefix:
             read = self.locations_read(whole, units)
-            if read is not None and int(read.max()) <= int(is_sequence):
+            if read is not None and int(read.max()) <= 1:
                 return full.name or "the model"
 
         return self.lighten(whole, units)

@@ -31,7 +31,7 @@ class CamHealth:
     channels: int  # units that have a coefficient each
     dead: int  # channels that never varied over the calibration images
     # share of each logit's variance that the contributions carry, NaN for one that does not vary; where layers stand
-    # between map and head, what the integral carried of the first images, for all alike
+    # between map and head, what the integral carried of the first images, for all alike; NaN for pictures
     explained: tuple[float, ...]
     layer: str  # where the map is
     direct: bool  # whether the pooled map is what the linear head sees; else layers stand between
@@ -56,7 +56,7 @@ class CamHealth:
         about = f"{self.rows} {self.inputs}, {self.channels} channels of {self.layer!r}"
         return notebook.card(
             "Health",
-            notebook.share_bar(carried, f"{carried:.1%} or more of each logit" if known else "–"),
+            notebook.share_bar(carried, f"{carried:.1%} or more of each logit") if known else "",
             notebook.line(about),
             notebook.findings(self.findings, most=len(self.findings)),
             "" if self.findings else notebook.line("Nothing to worry about."),
@@ -64,9 +64,9 @@ class CamHealth:
 
     def __repr__(self) -> str:
         known = [share for share in self.explained if share == share]
-        carried = f"{max(min(known), 0.0):.1%}" if known else "–"
+        carried = f"; {max(min(known), 0.0):.1%} or more of each logit" if known else ""
         first = f"{self.rows} {self.inputs}, {self.channels} channels of {self.layer!r}"
-        first += f"; {carried} or more of each logit. {self._describe_cost()}"
+        first += f"{carried}. {self._describe_cost()}"
         return "\n".join([first, *describe_findings(self.findings)])
 
     def _describe_cost(self) -> str:
@@ -160,7 +160,7 @@ def _describe_layers_behind(feature_map: FeatureMap, account: Account) -> list[F
         return []
 
     if account.is_picture(feature_map):
-        return [_describe_picture(feature_map, account)]
+        return [_describe_picture(feature_map)]
 
     layer = feature_map.layer
     is_full = feature_map.reach == "full"
@@ -191,18 +191,17 @@ def _describe_layers_behind(feature_map: FeatureMap, account: Account) -> list[F
 # How the one gradient of a picture is taken.
 _PICTURES: dict[Picture, str] = {
     "own_pass": "of the model's own pass with the scales of its normalisations held",
+    "attention": "of the model's own pass with the scales of its normalisations held, and what attention carries in it",
     "half_way": "half-way from the mean image",
 }
 
 
-def _describe_picture(feature_map: FeatureMap, account: Account) -> Finding:
+def _describe_picture(feature_map: FeatureMap) -> Finding:
     """That maps are pictures, and how to get numbers."""
-    carried = max(float(account.explained.min()), 0.0)
     message = (
         f"The model reads a class token, and maps are pictures of what enters at {feature_map.layer!r}: one gradient, "
-        f"{_PICTURES[feature_map.picture]}, shows where a class is, but does not add up (it carries {carried:.0%} of "
-        "the squares of the first images' logits). Pass points=8 for numbers that add up, at about twenty times the "
-        "cost."
+        f"{_PICTURES[feature_map.picture]}, shows where a class is, but does not add up. Pass points=8 for numbers "
+        "that add up, at about twenty times the cost."
     )
     return Finding("note", "picture", "", message)
 

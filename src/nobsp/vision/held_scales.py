@@ -7,7 +7,8 @@ image,
     y = w ⊙ (x − x̄) / σ + b,    ∂y of x with σ a constant,
 
 and then one gradient at the image itself is about as good a picture as one half-way from the mean image, which takes a
-further pass.
+further pass. The same gradient tells what attention carries to the token that is read (`attention_flow`): the first
+says what a place brings, the second where the model looks, and together they are ahead of either.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from nobsp.network.guest import count_gradients
+from nobsp.vision.attention_flow import SOFTMAXES, attend, carry, multi_head_attention
 
 _LAYER_NORMS = (functional.layer_norm, torch.layer_norm, torch.ops.aten.layer_norm.default)
 _RMS_NORMS = (functional.rms_norm, torch.rms_norm)
 
 
 class HeldScales(TorchFunctionMode):
-    """Inside, layer and root-mean-square normalisations have the gradient of a constant scale."""
+    """Inside, layer and root-mean-square normalisations have the gradient of a constant scale; softmaxes are noted."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0  # normalisations met so far
+        self.softmaxes: list[Tensor] = []  # in the order of the pass; attention is among them
 
     def __torch_function__(
         self,
@@ -49,7 +52,24 @@ class HeldScales(TorchFunctionMode):
         if func in _RMS_NORMS:
             self.count += 1
             return _rms_norm(*args, **keywords)
+        if func in SOFTMAXES:
+            self.softmaxes.append(func(*args, **keywords))
+            return self.softmaxes[-1]
+        if func is functional.scaled_dot_product_attention:
+            return self._attend(*args, **keywords)
+        if func is functional.multi_head_attention_forward:
+            with self:
+                return multi_head_attention(*args, **keywords)
         return func(*args, **keywords)
+
+    def _attend(self, *args: Any, **keywords: Any) -> Tensor:
+        """Attention written out, since torch's own keeps its softmax to itself."""
+        attended = attend(*args, **keywords)
+        if attended is None:
+            return functional.scaled_dot_product_attention(*args, **keywords)
+        result, attention = attended
+        self.softmaxes.append(attention)
+        return result
 
 
 def _layer_norm(
@@ -110,23 +130,42 @@ class _LayerNorm(torch.autograd.Function):
 
 
 @dataclass(frozen=True, eq=False)
+class Slopes:
+    """What one gradient shows of every image."""
+
+    gradient: Tensor  # in the layout of the map
+    carried: (
+        Tensor | None
+    )  # what attention carries from the places, (n, locations); None where it is not known
+
+
+@dataclass(frozen=True, eq=False)
 class Tape:
     """The graph of one pass of a model, from its map to what enters the head."""
 
     tensor: Tensor  # the map, as the model lays it out
     entering: Tensor  # what enters the head, or the output where there is no head, shape (n, width)
+    attention: tuple[
+        Tensor, ...
+    ]  # of every block from the first, among all places and a token more
+    locations: int  # how many places the map has
 
-    def gradients(self, weights: Tensor) -> list[Tensor]:
-        """Of weighted sums (n, sums, width) of what enters the head, in the layout of the map; one for each sum."""
-        n_sums = weights.shape[1]
-        gradients = []
-        count_gradients(weights.shape[0] * n_sums)
+    def slopes(self, weights: Tensor) -> list[Slopes]:
+        """Of weighted sums (n, sums, width) of what enters the head; one for each sum."""
+        n_images, n_sums = weights.shape[:2]
+        slopes = []
+        count_gradients(n_images * n_sums)
         for position in range(n_sums):
-            (gradient,) = torch.autograd.grad(
+            gradient, *of_attention = torch.autograd.grad(
                 self.entering,
-                self.tensor,
+                [self.tensor, *self.attention],
                 weights[:, position].to(self.entering),
                 retain_graph=position + 1 < n_sums,
             )
-            gradients.append(gradient)
-        return gradients
+            carried = None
+            if self.attention:
+                carried = carry(
+                    self.attention, of_attention, n_images=n_images, locations=self.locations
+                )
+            slopes.append(Slopes(gradient=gradient, carried=carried))
+        return slopes

@@ -74,7 +74,7 @@ class ActivationMaps:
         kind: Which map is shown where none is named.
         reference: What accounts start from, in words.
         picture: Whether the maps show where a class is, from the first tokens of a transformer, without adding up;
-            `NObSPCam(model, points=8)` gives numbers that do.
+            account and contrast are then one map. `NObSPCam(model, points=8)` gives numbers that do.
         passes: Forward passes per image that were run for these maps, those through the layers behind the map included.
         gradients: Gradients per image that were taken for these maps.
     """
@@ -157,6 +157,8 @@ class ActivationMaps:
         return pictures
 
     def _warning(self) -> str:
+        if self.picture:
+            return ", picture=True"
         share = self.unexplained
         return f", {share:.0%} unexplained" if share > NOTEWORTHY else ""
 
@@ -186,8 +188,12 @@ class ActivationMaps:
         """What a map shows, in a few words; of that which is shown where none is named when `kind` is None."""
         require_choice("kind", kind, (None, *KINDS))
         kind = kind or self.kind
+        kind_of_map = "picture" if self.picture else "account"
+        if self.picture and "contrast" in (kind, self.kind):
+            # Of a picture the two are one map.
+            kind = "contrast" if kind == "account" else kind
         if kind == "contrast" and self.against is None and self.scale == "logit":
-            return "account against the other classes"
+            return f"{kind_of_map} against the other classes"
         if kind in ("contrast", "account"):
             rivals = {
                 "others": "the other classes",
@@ -197,7 +203,6 @@ class ActivationMaps:
             rival = (
                 "" if self.against is None else f" against {rivals.get(self.against, self.against)}"
             )
-            kind_of_map = "picture" if self.picture else "account"
             return f"{kind_of_map} of the {self.scale}{rival}"
 
         return {

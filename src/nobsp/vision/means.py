@@ -88,6 +88,9 @@ class MapMeans:
         )
         with counting_passes() as passes:
             share = _share_carried(account, feature_map, images)
+        if account.is_picture(feature_map):
+            # Pictures do not add up, and by how much says nothing about them.
+            share = math.nan
         return replace(
             account,
             explained=account.explained * share,

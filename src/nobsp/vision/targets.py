@@ -87,6 +87,14 @@ class Question:
         usual = (logits - self.base).square().mean(1, keepdim=True).sqrt()
         return torch.maximum(self.whole.abs(), usual)
 
+    def half_way(self, logits: Tensor) -> Question:
+        """The same of each target's log-probability, by its gradient half-way from the base to these logits.
+
+        Where a class is sure, the gradient at the image itself says next to nothing about its rivals.
+        """
+        rivals = chances_of((logits + self.base) / 2, sigmoid=self.sigmoid)
+        return replace(self, classes=self.classes - rivals[:, None])
+
     def with_contrast(self, logits: Tensor) -> Question:
         """The same twice: as it is, and each target against the other classes in proportion to their softmax."""
         others = replace(self, classes=_own(logits, self.target) - _others(logits, self.target))
