@@ -49,7 +49,7 @@ class Subject:
     name: str
     model: nn.Module
     calibration: Labelled  # labels are for rivals that need them
-    choosing: Labelled  # training rows that are not calibrated on: for every choice between methods
+    choosing: Labelled  # training rows that nothing is fitted to: for every choice between methods
     test: Labelled  # for the table alone
     training: Labelled  # for an epoch of training after parts were taken out
     classes: tuple[int, ...] | None = None  # the outputs that count
@@ -85,7 +85,7 @@ class Counts:
 
     @property
     def known(self) -> int:
-        return max(self.training, self.calibration + self.choosing)
+        return max(self.training, self.calibration) + self.choosing
 
 
 def _split(
@@ -100,13 +100,15 @@ def _split(
     order = torch.as_tensor(np.random.default_rng(seed).permutation(len(known)))
     unread = torch.arange(counts.looked_at, min(counts.looked_at + counts.test, len(unseen)))
     calibrated = counts.calibration
+    chosen_on = order[calibrated : calibrated + counts.choosing]
+    others = torch.cat([order[:calibrated], order[calibrated + counts.choosing :]])
     return Subject(
         name,
         model,
         calibration=known.some(order[:calibrated]),
-        choosing=known.some(order[calibrated : calibrated + counts.choosing]),
+        choosing=known.some(chosen_on),
         test=unseen.some(unread),
-        training=known.some(order[: counts.training]),
+        training=known.some(others[: counts.training]),
         classes=classes,
     )
 
@@ -234,12 +236,12 @@ def digits() -> Callable[[int], Subject]:
     values, classes = load_digits(return_X_y=True)
     rows = torch.as_tensor(values).float().reshape(-1, 1, 8, 8) / 8 - 1
     everything = Labelled(rows, torch.as_tensor(classes))
-    order = torch.as_tensor(np.random.default_rng(0).permutation(len(rows)))
+    order = torch.as_tensor(np.random.default_rng(1).permutation(len(rows)))
     known = everything.some(order[:1200])
     unseen = everything.some(order[1200:])
     small = partial(SmallViT, 48, 3, colours=1, patch=2, tokens=16)
     model = _trained(small, known, 25, flips=False)
-    counts = Counts(calibration=600, test=600, choosing=600, looked_at=0)
+    counts = Counts(calibration=600, test=600, choosing=200, looked_at=0)
     return lambda seed: _split("ViT, digits", model, known, unseen, counts, seed)
 
 
@@ -262,12 +264,14 @@ def makers(*, quick: bool) -> dict[str, Callable[[], Callable[[int], Subject]]]:
             return Counts(calibration, 200, **{**others, "choosing": 200, "training": 400})
         return Counts(calibration, test, **others)
 
-    imagenette = some(200, 600, choosing=300, training=1500, looked_at=200)
+    imagenette = some(200, 400, choosing=200, training=0, looked_at=200)
     return {
-        "resnet20": lambda: of_images(resnet20_cifar10(), some(400, 2000)),
-        "resnet18": lambda: of_images(resnet18_cifar10(), some(400, 1000, training=2000)),
+        "resnet20": lambda: of_images(resnet20_cifar10(), some(400, 1000, training=2000)),
+        "resnet18": lambda: of_images(
+            resnet18_cifar10(), some(400, 1000, choosing=300, training=1000)
+        ),
         "mobilenet": lambda: of_images(mobilenet_v2(), imagenette),
-        "vit": lambda: vit(some(400, 2000), epochs=1 if quick else 6),
+        "vit": lambda: vit(some(400, 1000, training=3000), epochs=1 if quick else 6),
         "digits": digits,
         "mlp": lambda: adult(some(2000, 4800, looked_at=0)),
     }

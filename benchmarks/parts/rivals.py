@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from benchmarks.parts.networks import Labelled, Subject
 from nobsp.parts.groups import Group, is_transposed
-from nobsp.parts.pruning import Recipe, find_groups, prune_by
-from nobsp.parts.removal import Removal, keep_parts
+from nobsp.parts.pruning import Choose, Recipe, find_groups, prune_by
 
 Score: TypeAlias = Callable[[Group], Tensor]
 # Rows that a removal without any fit is given: none is looked at.
@@ -79,11 +78,7 @@ def numbered(subject: Subject, labelled: Labelled) -> Labelled:
 def without_fit(subject: Subject, share: float, score: Score) -> nn.Module:
     """Parts of the smallest score go, and batch norms are set anew."""
 
-    def choose(group: Group, _: Tensor, weight: Tensor, keep: int) -> Removal:
-        alive = score(group).topk(keep).indices.sort().values
-        return Removal(alive, weight, (), ())
-
-    recipe = Recipe(towards_whole=False, at_outputs=False, choose=choose, takes_over=False)
+    recipe = Recipe(towards_whole=False, at_outputs=False, choose=_largest(score), takes_over=False)
     rows = subject.calibration.rows[:_FEW_ROWS]
     model = prune_by(subject.model, rows, keep=1 - share, recipe=recipe).model
     return set_norms_anew(model, subject.calibration.rows)
@@ -92,13 +87,13 @@ def without_fit(subject: Subject, share: float, score: Score) -> nn.Module:
 def with_take_over(subject: Subject, share: float, score: Score, held_out: float) -> nn.Module:
     """Parts of the smallest score go, and the others take over as ours do."""
 
-    def choose(group: Group, gram: Tensor, weight: Tensor, keep: int) -> Removal:
-        alive = score(group).topk(keep).indices.sort().values
-        return keep_parts(gram, weight, alive, width=group.width)
-
-    recipe = Recipe(towards_whole=False, at_outputs=False, choose=choose)
+    recipe = Recipe(towards_whole=False, at_outputs=False, choose=_largest(score))
     rows = subject.calibration.rows
     return prune_by(subject.model, rows, keep=1 - share, held_out=held_out, recipe=recipe).model
+
+
+def _largest(score: Score) -> Choose:
+    return lambda group, keep: score(group).topk(keep).indices.sort().values
 
 
 def set_norms_anew(model: nn.Module, rows: Tensor) -> nn.Module:

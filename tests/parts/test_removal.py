@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nobsp.parts.removal import keep_parts, remove_parts
+from nobsp.parts.removal import remove_parts
 from tests.tolerances import COEFFICIENTS, assert_same_to_rounding
 
 WIDTH = 3
@@ -81,15 +81,6 @@ def test_the_others_take_over_as_a_least_squares_fit_would_have_them() -> None:
     assert_same_to_rounding(sum(removal.costs), error, within=COEFFICIENTS)
     gone = sorted(set(range(5)) - set(alive))
     assert not removal.weight[columns_of(gone)].any()
-
-
-def test_chosen_parts_take_over_as_a_least_squares_fit_would_have_them() -> None:
-    h, weight = problem()
-
-    removal = keep_parts(h.T @ h, weight, torch.tensor([0, 3]), width=WIDTH, ridge=RIDGE)
-
-    solution, _ = refitted(h, weight, [0, 3], torch.eye(4, dtype=torch.float64))
-    assert_same_to_rounding(removal.weight[columns_of([0, 3])], solution, within=COEFFICIENTS)
 
 
 def test_of_two_equal_parts_only_one_goes_at_no_cost() -> None:

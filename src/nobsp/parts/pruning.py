@@ -28,8 +28,9 @@ from nobsp.parts.altered import altered_layers
 from nobsp.parts.anatomy import NoPartsError
 from nobsp.parts.attention import restore_whole, split_attention
 from nobsp.parts.groups import Finder, Group
+from nobsp.parts.moments import LayerMoments
 from nobsp.parts.pruned import Budget, Pruned, PrunedLayer, Size, WholeLayer
-from nobsp.parts.removal import RIDGE, Removal, remove_parts, with_ridge
+from nobsp.parts.removal import RIDGE, Removal, columns_of, remove_parts
 from nobsp.parts.running import (
     Rows,
     module_of,
@@ -65,8 +66,8 @@ _ROUNDING = 1e4
 _LARGEST_SEED = 2**63 - 1
 
 
-# Given a group, its parts' Gram matrix and weights, and how many stay: what is left.
-Choose: TypeAlias = Callable[[Group, Tensor, Tensor, int], Removal]
+# Given a group and how many parts stay: their numbers, in order.
+Choose: TypeAlias = Callable[[Group, int], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +80,6 @@ class Recipe:
     at_outputs: bool = (
         True  # parts are ranked by what their loss costs at the outputs, not in the layer
     )
-    ridge: float = RIDGE
     choose: Choose | None = (
         None  # another way to say which parts stay; unique contributions by default
     )
@@ -362,7 +362,7 @@ class _Sample:
     """What a layer of the whole network returns at some positions of every row."""
 
     positions: list[Tensor] = field(default_factory=list)  # per batch
-    outputs: list[Tensor] = field(default_factory=list)  # per batch, (rows × positions, outputs)
+    outputs: list[Tensor] = field(default_factory=list)  # per batch, (rows, positions, outputs)
 
 
 @dataclass(eq=False)
@@ -392,33 +392,49 @@ class _Surgeon:
             if count >= group.count:
                 continue
             moments = self._moments(small, group)
-            removal = self._remove(moments, group, count)
-            smaller = _cut(
-                small,
-                group,
-                removal,
-                moments,
-                self._probe(),
-                takes_over=self.recipe.takes_over,
-            )
+            alive, cost = self._choose(moments, group, count)
+            smaller = _cut(small, group, alive, self._probe())
             if smaller is None:
                 reason = "its forward pass does not take fewer parts"
                 failed.append(WholeLayer(group.consumer, reason))
                 continue
             small = smaller
+            if self.recipe.takes_over:
+                self._take_over(small, group, moments, alive)
             layers.append(
                 PrunedLayer(
-                    rows_per_column=moments.rows / (group.count * group.width),
+                    rows_per_column=moments.total.rows / (group.count * group.width),
                     name=group.consumer,
                     made_by=group.producers,
                     kind=group.kind,
                     before=group.count,
-                    after=len(removal.alive),
-                    stayed=tuple(removal.alive.tolist()),
-                    cost=sum(removal.costs),
+                    after=len(alive),
+                    stayed=tuple(alive.tolist()),
+                    cost=cost,
                 )
             )
         return small, layers, failed
+
+    def _choose(self, moments: LayerMoments, group: Group, count: int) -> tuple[Tensor, float]:
+        """The parts that stay, and what the loss of the others is expected to cost."""
+        if self.recipe.choose is not None:
+            return self.recipe.choose(group, count), 0.0
+        removal = self._remove(moments, group, count)
+        return removal.alive, sum(removal.costs)
+
+    def _take_over(
+        self, small: nn.Module, group: Group, moments: LayerMoments, alive: Tensor
+    ) -> None:
+        """Gives the parts that stay the work of all."""
+        columns = columns_of(alive, group.width)
+        fit = moments.take_over(
+            columns,
+            metric=self.metrics.get(group.consumer),
+            least_ridge=_least_ridge(moments),
+        )
+        shift = moments.wanted - moments.mean[columns] @ fit.matrix
+        with torch.no_grad():
+            take_over(dict(small.named_modules()), group, fit.matrix, shift)
 
     def share_out(self, budget: float, budget_of: BudgetOf) -> list[int]:
         """How many parts of each layer stay within a budget."""
@@ -432,16 +448,15 @@ class _Surgeon:
     def _probe(self) -> Tensor:
         return self.rows.tensor[:2].to(self.rows.device)
 
-    def _remove(self, moments: _Moments, group: Group, count: int) -> Removal:
-        n_columns = group.count * group.width
-        few_rows = _FEW_ROWS_RIDGE * (n_columns / moments.rows) ** 2
-        ridge = max(self.recipe.ridge, few_rows)
-        fitted = moments.fitted(ridge)
-        if self.recipe.choose is not None:
-            return self.recipe.choose(group, moments.gram, fitted, count)
-        metric = self.metrics.get(group.consumer)
+    def _remove(self, moments: LayerMoments, group: Group, count: int) -> Removal:
+        ridge = _least_ridge(moments)
         return remove_parts(
-            moments.gram, fitted, width=group.width, keep=count, metric=metric, ridge=ridge
+            moments.gram,
+            moments.fitted(ridge),
+            width=group.width,
+            keep=count,
+            metric=self.metrics.get(group.consumer),
+            ridge=ridge,
         )
 
     def _sample_whole(self) -> dict[str, _Sample]:
@@ -459,14 +474,14 @@ class _Surgeon:
             order = torch.randperm(outputs.shape[1], generator=generator)
             positions = order[: per_row[name]].sort().values
             samples[name].positions.append(positions)
-            samples[name].outputs.append(outputs[:, positions].flatten(0, 1).cpu())
+            samples[name].outputs.append(outputs[:, positions].cpu())
 
         with _seeing(self.whole, list(samples), see), torch.no_grad():
             for batch in self.rows.batches():
                 self.whole(batch)
         return samples
 
-    def _moments(self, small: nn.Module, group: Group) -> _Moments:
+    def _moments(self, small: nn.Module, group: Group) -> LayerMoments:
         """Products of what a layer of the smaller network reads, and of what the whole one returns there."""
         sample = self.samples[group.consumer]
         layer = dict(small.named_modules())[group.consumer]
@@ -476,7 +491,7 @@ class _Surgeon:
             entering.append(read)
             raise _Reached
 
-        moments = _Moments(matrix_of(layer), towards_whole=self.recipe.towards_whole)
+        moments = LayerMoments(matrix_of(layer), towards_whole=self.recipe.towards_whole)
         with _seeing(small, [group.consumer], see), torch.no_grad():
             for number, batch in enumerate(self.rows.batches()):
                 entering.clear()
@@ -484,7 +499,7 @@ class _Surgeon:
                     small(batch)
                 columns = columns_entering(layer, entering[0])[:, sample.positions[number]]
                 bias = layer.bias.detach().cpu() if isinstance(layer.bias, Tensor) else 0.0
-                moments.add(columns.flatten(0, 1).cpu(), sample.outputs[number] - bias)
+                moments.add(columns.cpu(), sample.outputs[number] - bias)
         return moments
 
     def _metrics(self) -> dict[str, Tensor]:
@@ -540,105 +555,28 @@ def _add_products(
     sums[name] = sums[name] + products if name in sums else products
 
 
+def _least_ridge(moments: LayerMoments) -> float:
+    few_rows = _FEW_ROWS_RIDGE * (len(moments.matrix) / moments.total.rows) ** 2
+    return max(RIDGE, few_rows)
+
+
 def _positions_per_row(group: Group, n_rows: int) -> int:
     wanted = max(_FEWEST_ROWS, _ROWS_PER_COLUMN * group.count * group.width)
     return max(1, math.ceil(wanted / n_rows))
 
 
-@dataclass(eq=False)
-class _Moments:
-    """Sums over rows of a layer's columns h and of the outputs u that are wanted of it."""
-
-    matrix: Tensor  # W of the layer as it is
-    towards_whole: bool
-    rows: int = 0
-    _shift: Tensor | None = None
-    _sum: Tensor | None = None
-    _products: Tensor | None = None
-    _wanted: Tensor | None = None
-    _errors: Tensor | None = None
-    _crossed: Tensor | None = None
-
-    def add(self, columns: Tensor, outputs: Tensor) -> None:
-        """Rows of a batch."""
-        if self._shift is None:
-            self._shift = columns.mean(0)
-        shifted = columns - self._shift
-        predicted = columns @ self.matrix.to(columns.dtype)
-        errors = (outputs if self.towards_whole else predicted) - predicted
-        self.rows += len(columns)
-        self._sum = _added(self._sum, shifted.sum(0))
-        self._products = _added(self._products, shifted.T @ shifted)
-        self._wanted = _added(self._wanted, (predicted + errors).sum(0))
-        self._errors = _added(self._errors, errors.sum(0))
-        self._crossed = _added(self._crossed, shifted.T @ errors)
-
-    @property
-    def gram(self) -> Tensor:
-        """Centred products of the columns, per row."""
-        assert self._products is not None, "rows were added"
-        assert self._sum is not None, "rows were added"
-        return self._products / self.rows - torch.outer(self._sum, self._sum) / self.rows**2
-
-    @property
-    def mean(self) -> Tensor:
-        """Means of the columns."""
-        assert self._sum is not None, "rows were added"
-        assert self._shift is not None, "rows were added"
-        return self._shift + self._sum / self.rows
-
-    @property
-    def wanted(self) -> Tensor:
-        """Means of the outputs that are wanted."""
-        assert self._wanted is not None, "rows were added"
-        return self._wanted / self.rows
-
-    def fitted(self, ridge: float) -> Tensor:
-        """W moved towards the outputs that are wanted; a ridge holds it where it is."""
-        if not self.towards_whole:
-            return self.matrix
-        assert self._sum is not None, "rows were added"
-        assert self._errors is not None, "rows were added"
-        assert self._crossed is not None, "rows were added"
-        crossed = self._crossed / self.rows - torch.outer(self._sum, self._errors) / self.rows**2
-        moved: Tensor = self.matrix + torch.linalg.solve(with_ridge(self.gram, ridge), crossed)
-        return moved
-
-
-def _added(total: Tensor | None, more: Tensor) -> Tensor:
-    more = more.to(torch.float64)
-    return more if total is None else total + more
-
-
-def _cut(
-    small: nn.Module,
-    group: Group,
-    removal: Removal,
-    moments: _Moments,
-    probe: Tensor,
-    *,
-    takes_over: bool,
-) -> nn.Module | None:
+def _cut(small: nn.Module, group: Group, alive: Tensor, probe: Tensor) -> nn.Module | None:
     """A copy without the parts that go; None where the model does not run as it would with zeros for them."""
     masked = copy.deepcopy(small)
-    columns = (removal.alive[:, None] * group.width + torch.arange(group.width)).flatten()
     consumer = dict(masked.named_modules())[group.consumer]
-    mask = torch.zeros(len(removal.weight), dtype=torch.float64)
-    mask[columns] = 1.0
-    set_matrix(consumer, matrix_of(consumer) * mask[:, None])
+    matrix = matrix_of(consumer)
+    remaining = torch.zeros_like(matrix)
+    columns = columns_of(alive, group.width)
+    remaining[columns] = matrix[columns]
+    set_matrix(consumer, remaining)
     cut = copy.deepcopy(small)
-    layers = dict(cut.named_modules())
-    shrink(layers, group, removal.alive)
-    if not _agree(masked, cut, probe):
-        return None
-    if not takes_over:
-        return cut
-
-    matrix = removal.weight[columns]
-    shift = moments.wanted - moments.mean[columns] @ matrix
-    with torch.no_grad():
-        take_over(layers, group, matrix, shift)
-    return cut
+    shrink(dict(cut.named_modules()), group, alive)
+    return cut if _agree(masked, cut, probe) else None
 
 
 def _agree(masked: nn.Module, cut: nn.Module, probe: Tensor) -> bool:

@@ -84,19 +84,9 @@ def remove_parts(
     return Removal(alive, full.flatten(0, 1), tuple(order), tuple(costs))
 
 
-def keep_parts(
-    gram: Tensor, weight: Tensor, alive: Tensor, *, width: int, ridge: float = RIDGE
-) -> Removal:
-    """The weights with which chosen parts do the work of all, by one least squares fit."""
-    n_parts = len(gram) // width
-    columns = (alive[:, None] * width + torch.arange(width)).flatten()
-    strength = ridge * gram.diagonal().mean().clamp_min(1e-30)
-    own = gram[columns][:, columns] + strength * torch.eye(len(columns), dtype=gram.dtype)
-    full = torch.zeros_like(weight)
-    # The ridge holds weights where they are, as it does when parts go one by one.
-    full[columns] = torch.linalg.solve(own, gram[columns] @ weight + strength * weight[columns])
-    gone = sorted(set(range(n_parts)) - set(alive.tolist()))
-    return Removal(alive, full, tuple(gone), (0.0,) * len(gone))
+def columns_of(parts: Tensor, width: int) -> Tensor:
+    """Numbers of the columns that belong to some parts."""
+    return (parts[:, None] * width + torch.arange(width)).flatten()
 
 
 def with_ridge(gram: Tensor, ridge: float) -> Tensor:
@@ -141,7 +131,7 @@ def _choose(
     inverse: Tensor, weight: Tensor, candidates: Tensor, step: int, width: int, root: Tensor | None
 ) -> tuple[list[int], list[float]]:
     """The next parts to go, one by one; of G⁻¹ and W only what belongs to the candidates is needed for it."""
-    columns = (candidates[:, None] * width + torch.arange(width)).flatten()
+    columns = columns_of(candidates, width)
     own = inverse[columns][:, columns]
     parts = _measured(weight[columns], root)
     numbers = candidates.tolist()

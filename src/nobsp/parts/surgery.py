@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nobsp.parts.groups import Group, is_transposed, n_outputs, weight_of
+from nobsp.parts.removal import columns_of
 
 # What attention layers call their number of heads, and the width of all heads together.
 _HEAD_COUNTS = (
@@ -61,7 +62,7 @@ def shrink(layers: Mapping[str, nn.Module], group: Group, alive: Tensor) -> None
     for name in group.channelwise:
         _keep_channels(layers[name], alive)
     consumer = layers[group.consumer]
-    columns = _spread(alive, group.width)
+    columns = columns_of(alive, group.width)
     set_matrix(consumer, matrix_of(consumer)[columns], inputs=_inputs_left(consumer, group, alive))
     if group.kind == "heads":
         _tell_heads(layers[group.attention], group, len(alive))
@@ -84,15 +85,11 @@ def take_over(layers: Mapping[str, nn.Module], group: Group, matrix: Tensor, shi
         consumer.bias = _parameter(added, weight)
 
 
-def _spread(alive: Tensor, width: int) -> Tensor:
-    return (alive[:, None] * width + torch.arange(width)).flatten()
-
-
 def _rows_of(producer: nn.Module, group: Group, alive: Tensor) -> Tensor:
     """Rows of a producer that belong to the parts that stay; of queries, keys and values in one layer, of each."""
     if group.kind != "heads":
         return alive
-    within = _spread(alive, group.width)
+    within = columns_of(alive, group.width)
     together = group.count * group.width
     repeats = n_outputs(producer) // together
     return torch.cat([within + number * together for number in range(repeats)])
