@@ -144,3 +144,19 @@ def test_rows_that_are_read_in_batches_take_no_weights() -> None:
         TypeError, match="sample_weight needs X as an array, a tensor or a frame, found list"
     ):
         NObSP(network()).fit([torch.from_numpy(X)], sample_weight=WEIGHT)
+
+
+def test_a_headline_that_rests_on_few_heavy_rows_is_not_given() -> None:
+    rows = np.random.default_rng(4).normal(size=(600, 3))
+    five_heavy = np.where(np.arange(600) < 5, 1e6, 1.0)
+    sixty_heavy = np.where(np.arange(600) < 60, 1e3, 1.0)
+
+    few = NObSP(network()).fit(rows, sample_weight=five_heavy)
+    some = NObSP(network()).fit(rows, sample_weight=sixty_heavy)
+
+    assert np.isnan(few.explained_).all()
+    assert np.isfinite(some.explained_).all()
+    for explainer in (few, some):
+        codes = [finding.code for finding in explainer.health().findings]
+        assert "few_rows" in codes
+        assert "sampled" not in codes  # weights repeat the rows; none of the caller's is left out

@@ -148,7 +148,8 @@ def _notes(setting: Setting, terms: FittedTerms, meter: Meter) -> list[Finding]:
             "thresholds",
             f"Of the thresholds only the strongest are exact steps ({thinned}); the others are drawn as slopes.",
         )
-    if setting.summary.rows > SAMPLE_ROWS:
+    # Weights repeat rows: of such a table all rows may be in memory, and their number is not the caller's.
+    if setting.summary.rows > SAMPLE_ROWS and setting.n_unweighted is None:
         share = f"{SAMPLE_ROWS:,} of the {setting.summary.rows:,} rows"
         note(
             "sampled",
@@ -508,18 +509,21 @@ def cluster_finding(
 
 
 def few_rows_findings(rows: int, units: int, *, grouped: bool) -> list[Finding]:
-    """What held-out R² is worth where it rests on few rows."""
+    """What held-out R² is worth where it rests on few rows.
+
+    `rows` and `units` count as many as tell as much if all were different and of one weight.
+    """
     if rows < TOO_FEW_ROWS:
         message = (
-            f"{count(rows, 'row')} cannot tell how well the functions hold on other rows, so held-out R² is not given. "
-            f"Calibrate on {FEW_ROWS} rows or more."
+            f"{count(rows, 'different row')} of equal weight cannot tell how well the functions hold on other rows, so "
+            f"held-out R² is not given. Calibrate on {FEW_ROWS} rows or more."
         )
         return [Finding("warning", "few_rows", "", message)]
     if units >= FEW_ROWS:
         return []
     what = count(units, "group" if grouped else "different row")
     message = (
-        f"Held-out R² rests on {what}: expect about 0.03 less on new rows, at times 0.1. "
+        f"Held-out R² rests on as much as {what} of equal weight: expect about 0.03 less on new rows, at times 0.1. "
         f"Calibrate on {FEW_ROWS} or more."
     )
     return [Finding("note", "few_rows", "", message)]

@@ -267,8 +267,11 @@ def _check_validity(
     setting: Setting, terms: FittedTerms, represent: Represent
 ) -> tuple[FittedTerms, Validity]:
     """Asks whether the headline can be believed, and chooses the strengths again where rows are clustered."""
-    units = len(np.unique(terms.fit.sample.units()))
-    findings = few_rows_findings(setting.n_rows, units, grouped=setting.groups is not None)
+    units = round(terms.fit.sample.effective_units())
+    is_grouped = setting.groups is not None
+    # Of few groups, each may still have many rows.
+    n_rows = setting.n_rows if is_grouped else min(setting.n_rows, units)
+    findings = few_rows_findings(n_rows, units, grouped=is_grouped)
 
     clusters = _judge_clusters(setting, terms.fit)
     terms = replace(terms, fit=clusters.fit)
@@ -276,13 +279,13 @@ def _check_validity(
         findings.append(clusters.finding)
 
     explained = clusters.fit.explained
-    if setting.n_rows >= TOO_FEW_ROWS:
+    if n_rows >= TOO_FEW_ROWS:
         findings += extreme_rows_findings(
             clusters.fit.held_out.chosen(), clusters.fit.sample.outputs, setting.output_names
         )
     # One outlier may carry all of the variance.
     worst = torch.fmin(torch.fmin(explained, clusters.fit.inside), clusters.worst)
-    if setting.n_rows < TOO_FEW_ROWS:
+    if n_rows < TOO_FEW_ROWS:
         explained = torch.full_like(explained, torch.nan)
         worst = explained
 

@@ -830,6 +830,11 @@ class Sample:
         """
         return join_rows(self.inputs, self.groups)
 
+    def effective_units(self) -> float:
+        """How many units of equal size tell as much: (Σ c)² / Σ c² of the rows c in each, after Kish."""
+        sizes = np.bincount(self.units()).astype(np.float64)
+        return float(sizes.sum() ** 2 / np.square(sizes).sum())
+
     def some(self, most: int = SOME_ROWS) -> Sample:
         """At most so many of the rows, at even distances."""
         return self.take(evenly_spaced(len(self), most))
