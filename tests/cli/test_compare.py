@@ -115,3 +115,13 @@ def test_probabilities_of_a_model_without_any_are_refused_in_words(nobsp, tmp_pa
     assert ended.code in (1, 2)
     assert "its link is 'identity'" in ended.err
     assert "Traceback" not in ended.err
+
+
+def test_a_bound_is_asked_for_before_anything_is_calibrated(nobsp, tmp_path):
+    ended = nobsp(
+        "check", "--model", "house.pt2", *ARGUMENTS, "--feature", "size", "--shape", "bounded",
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert ended.code == 2
+    assert "--tolerance" in ended.err
+    assert "calibrating" not in ended.err

@@ -202,6 +202,23 @@ def test_a_file_of_an_explainer_is_the_same_explainer_without_bands(explainer, t
     assert "functions_not_counted" in [finding.code for finding in from_file.findings]
 
 
+def test_functions_from_files_are_not_tested(tmp_path):
+    def larger(X):
+        return 1.1 * curved(X)
+
+    models = []
+    for model in (curved, larger):
+        path = tmp_path / f"{model.__name__}.nobsp"
+        nobsp.NObSP(model, interactions=0).fit(rows(0, 200)).save(path)
+        models.append(nobsp.NObSP.load(path, model))
+    comparison = nobsp.compare(*(model(rows(2)) for model in models), draws=100)
+    # How far apart two calibrations of one model are is not in a file.
+    assert np.isnan(comparison.p_value).all()
+    assert comparison.changed() == ()
+    assert "not tested" in comparison.headline
+    assert "functions_not_counted" in codes(comparison)
+
+
 def test_groups_make_intervals_as_wide_as_few_groups_deserve(explainer):
     center = np.random.default_rng(9).normal(size=(20, 3))
     codes = np.arange(400) % 20

@@ -74,6 +74,10 @@ def check(
     how much at worst. The folder of --out gets **report.html** and **counterexamples.csv**: rows to feed to the model.
     """
     within = _range(shape.within)
+    if shape.shape == "bounded" and shape.tolerance is None:
+        raise UsageError(
+            "--shape bounded needs --tolerance: by how much the feature alone may move a prediction."
+        )
     with output.write(FILES) as folder, model.limit_threads(1):
         console.step(f"reading {table.data}")
         loaded = load_model(model)

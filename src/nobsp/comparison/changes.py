@@ -57,7 +57,8 @@ def measure_changes(
         noise = _noise_of(stacks, sampled, entry, term, differences[:, entry])
         if noise is not None:
             drawn[:, entry] += noise.added
-        if term is not None and frozenset(term) in tested:
+        # Without knowing what calibrating again does there is nothing to test against.
+        if noise is not None and term is not None and frozenset(term) in tested:
             p_values[entry] = _tail(variances[entry] - least, noise)
 
     return Changes(spread=_root_interval(variances, drawn, level), p_values=p_values)
@@ -152,13 +153,11 @@ def _variance(values: FloatArray, weights: FloatArray) -> FloatArray:
     return np.asarray(np.tensordot(weights, np.square(values - mean), axes=(0, 0)))
 
 
-def _tail(variance: FloatArray, noise: _Noise | None) -> FloatArray:
+def _tail(variance: FloatArray, noise: _Noise) -> FloatArray:
     """Probability of so large a variance where calibrating, or training again, is all that differs, per output."""
     from scipy.stats import chi2, f
 
     tails = np.where(variance > 0, 0.0, 1.0)
-    if noise is None:
-        return tails
     for output in np.flatnonzero((variance > 0) & (noise.mean > 0)):
         freedom = noise.freedom[output]
         ratio = variance[output] / noise.mean[output]

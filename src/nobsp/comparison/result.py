@@ -256,6 +256,8 @@ class Comparison:
                 f"{_signed(float(self.total.value[0]))}"
             )
         told = f"terms explain {max(share, 0.0):.2f} of how the two models' predictions differ from row to row"
+        if np.isnan(self.q_value[:, 0]).all():
+            return f"{told}; whether functions changed is not tested, as what calibrating does to them is not known"
         names = self.changed(output=0)
         again = "calibrating" if self.n_trainings == (1, 1) else "training"
         if not names:
