@@ -190,6 +190,7 @@ PAGES: dict[str, Callable[[], Names]] = {
     "coming-from/shap.md": table_names,
     "how-to/another-language.md": table_names,
     "how-to/correlated-features.md": table_names,
+    "how-to/dates.md": table_names,
     "how-to/dear-models.md": dear_names,
     "how-to/few-rows.md": table_names,
     "how-to/gpu.md": dict,

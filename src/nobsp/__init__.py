@@ -110,7 +110,13 @@ if not TYPE_CHECKING:
             if name in names:
                 globals()[name] = value = getattr(import_module(f"nobsp.{room}"), name)
                 return value
-        raise AttributeError(f"module 'nobsp' has no attribute {name!r}")
+        if name.startswith("_"):
+            raise AttributeError(f"module 'nobsp' has no attribute {name!r}")
+        from nobsp.elsewhere import PACKAGE, describe_unknown
+
+        raise AttributeError(
+            describe_unknown("module 'nobsp'", name, known=__all__, elsewhere=PACKAGE)
+        )
 
 
 def __dir__() -> list[str]:

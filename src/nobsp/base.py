@@ -12,12 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from nobsp._typing import ModelLike
+from nobsp.elsewhere import PLOTS, NamesFromElsewhere, describe_unknown
 
 
-class Explainer:
+class Explainer(NamesFromElsewhere):
     """An estimator around a model.
 
     Parameters are attributes, and `fit` leaves what it found in `_fit`.
@@ -180,12 +181,16 @@ class Plots:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._names:
-            raise AttributeError(
-                f"no plot {name!r} of a {type(self._subject).__name__}; there are {dir(self)}."
-            )
+            owner = f"{type(self._subject).__name__}.plot"
+            hint = describe_unknown(owner, name, known=list(self._names), elsewhere=PLOTS)
+            raise AttributeError(f"{hint} There are {', '.join(sorted(self._names))}.")
         # By name and only when asked for: plots are above the results they draw, and matplotlib may
         # be missing.
         return partial(getattr(import_module("nobsp.plots"), name), self._subject)
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """Says which plots there are: none of them is the default."""
+        raise TypeError(f"choose a plot: plot.{', plot.'.join(sorted(self._names))}.")
 
     def __dir__(self) -> list[str]:
         return sorted(self._names)

@@ -433,3 +433,12 @@ def test_the_same_rows_twice_are_told_once(explainer, other):
     assert "200 and 200 rows" in repr(twice)
     assert codes(nobsp.compare(explainer(X), other(X), draws=100)).count("outside") == 1
     assert codes(twice).count("outside") == 2
+
+
+def test_explainers_of_different_rows_are_told_that_the_gap_is_in_the_base(pairs):
+    first, second = rows(2, 300, shift=0.5), rows(3, 400)
+    accounts = [nobsp.NObSP(curved, interactions=0).fit(X)(X) for X in (first, second)]
+    comparison = nobsp.compare(*accounts, draws=100)
+    assert "base_differs" in {finding.code for finding in comparison.findings}
+    assert "base_differs" not in {finding.code for finding in pairs["both"].findings}
+    assert "e−1" not in comparison.headline

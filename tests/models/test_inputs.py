@@ -399,3 +399,23 @@ def test_rows_of_one_input_for_a_model_of_two_are_refused_with_what_to_pass(rows
         TypeError, match=r"takes 2 inputs \(x_num, x_cat\).*a tuple \(x_num, x_cat\)"
     ):
         NObSP(TwoInputs()).fit(rows)
+
+
+def test_an_input_that_is_no_array_is_named() -> None:
+    import pandas as pd
+
+    class Sum(torch.nn.Module):
+        def forward(self, numbers: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+            return numbers.sum(1, keepdim=True) + codes[:, None]
+
+    inputs = {"numbers": pd.DataFrame({"a": [0.0, 1.0]}), "codes": torch.arange(2)}
+    with pytest.raises(TypeError, match="input 'numbers' is a DataFrame"):
+        NObSP(Sum()).fit(inputs)
+
+
+def test_a_function_of_frames_is_told_that_it_gets_arrays() -> None:
+    import pandas as pd
+
+    table = pd.DataFrame({"a": [0.0, 1.0, 2.0], "b": [1.0, 0.0, 5.0]})
+    with pytest.raises(ValueError, match=r"pd\.DataFrame\(rows"):
+        NObSP(lambda rows: rows["a"] + rows["b"]).fit(table)

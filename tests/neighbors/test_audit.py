@@ -272,3 +272,20 @@ def test_a_datalab_reports_them():
     issues = lab.get_issues("nobsp_label")
     assert issues["is_nobsp_label_issue"].tolist() == found.mislabels.tolist()
     assert lab.get_info("nobsp_label")["predicted_label"].tolist() == found.suggested.tolist()
+
+
+def test_an_audit_of_learnt_labels_says_that_it_cannot_find_wrong_ones() -> None:
+    torch.manual_seed(0)
+    head = torch.nn.Linear(4, 2)
+    rows = torch.randn(80, 4)
+    predicted = head(rows).argmax(1).numpy()
+    learnt = nobsp.audit(nobsp.ContributionIndex(head).fit(rows, predicted))
+    assert learnt.agreement == 1.0
+    assert "note:" in str(learnt)
+    assert "note:" in learnt._repr_html_()
+
+    labels = predicted.copy()
+    labels[:4] = 1 - labels[:4]
+    others = nobsp.audit(nobsp.ContributionIndex(head).fit(rows, labels))
+    assert others.agreement == 0.95
+    assert "note:" not in str(others)

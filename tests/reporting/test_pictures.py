@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+import nobsp
 from nobsp.reporting import report
 from nobsp.vision import NObSPCam
 from tests.vision import networks
@@ -162,3 +163,27 @@ def test_a_page_says_that_its_maps_are_pictures_and_shows_one_of_each_image(show
     assert "residual" not in page.locator("#picture-order option").evaluate_all(
         "options => options.map((option) => option.value)"
     )
+
+
+def test_images_of_a_page_may_be_files(tmp_path):
+    files = []
+    for number in range(3):
+        pixels = np.random.default_rng(number).integers(0, 255, (16, 16, 3), dtype=np.uint8)
+        files.append(tmp_path / f"{number}.png")
+        Image.fromarray(pixels).save(files[-1])
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(4, 2),
+    )
+    maps = nobsp.explain_images(network, files)
+    page = nobsp.report(maps, tmp_path / "page.html", images=files).read_text(encoding="utf-8")
+    without = nobsp.report(maps, tmp_path / "without.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png") == without.count("data:image/png") + len(files)
+    with pytest.raises(ValueError, match="expected 3"):
+        nobsp.report(maps, tmp_path / "few.html", images=files[:2])
+    with pytest.raises(TypeError, match=r"nobsp\.report\(explainer"):
+        nobsp.report(nobsp.NObSPCam(network), tmp_path / "none.html")

@@ -519,7 +519,7 @@ def test_plots_are_methods_too(ex, explainer):
         "windows",
     ]
     assert callable(explainer.plot.curves)
-    with pytest.raises(AttributeError, match="no plot"):
+    with pytest.raises(AttributeError, match="has no"):
         ex.plot.curves()
 
 

@@ -183,6 +183,12 @@ def test_missing_names_count_as_what_the_imputer_makes_of_them(explainer, people
     assert "None" not in set(explainer.curves(5).query("feature == 'city'")["level"])
 
 
+def test_missing_names_that_are_imputed_are_not_outside(explainer, people):
+    gap = explainer(people[people["city"].isna()])
+    assert len(gap) > 0
+    assert not gap.outside[:, gap.feature_names.index("city")].any()
+
+
 def test_curves_have_levels_by_name_and_numbers_by_value(explainer, people):
     curves = explainer.curves(50)
     levels = {name: part["level"].tolist() for name, part in curves.groupby("feature")}

@@ -43,6 +43,8 @@ LITTLE = 0.5
 ROUNDING = 1e-6
 # A residual's part of a gap is worth telling above this share of the gap, where its interval is off zero.
 LARGE_RESIDUAL = 0.1
+# Share of a gap in the base from which on terms say little about it.
+LARGE_BASE = 0.5
 
 
 def compare(
@@ -259,6 +261,7 @@ def _findings(comparison: Comparison, stacks: Stacks) -> list[Finding]:
         *_explained_findings(comparison),
         *_training_findings(comparison),
         *_residual_findings(comparison),
+        *_base_findings(comparison),
         *_term_findings(comparison),
     ]
     if not stacks.counts_functions:
@@ -267,9 +270,9 @@ def _findings(comparison: Comparison, stacks: Stacks) -> list[Finding]:
                 "note",
                 "functions_not_counted",
                 "",
-                "Intervals tell of the rows alone for some functions or all: how far functions may move is not in a "
-                "file of an explainer, and not known as published, for features of several columns, and for very "
-                "many outputs. Compare with the explainer that was fitted.",
+                "Some or all intervals count the uncertainty of the rows only, not that of the functions: this is not "
+                "known for an explainer from a file, for Algorithm 1 as published, for features of several columns and "
+                "for very many outputs. Compare with the explainer that was fitted.",
             )
         )
     return [*findings, *_row_findings(comparison)]
@@ -330,7 +333,7 @@ def _explained_findings(comparison: Comparison) -> list[Finding]:
             continue
         message = (
             f"The terms explain {max(share, 0.0):.2f} of how the predictions of the two models differ from row to "
-            "row; the rest of what changed is in no function shown here."
+            "row; no function shown here explains the rest."
         )
         subject = name if len(comparison.output_names) > 1 else ""
         findings.append(Finding("warning", "little_explained", subject, message))
@@ -350,12 +353,42 @@ def _residual_findings(comparison: Comparison) -> list[Finding]:
         if not is_off_zero or abs(value) <= LARGE_RESIDUAL * abs(total):
             continue
         message = (
-            f"{value:.3g} of the gap of {total:.3g} is in the residual: the functions do not tell "
+            f"{value:.3g} of the gap of {total:.3g} is in the residual: the functions do not explain "
             "where it comes from."
         )
         subject = name if len(comparison.output_names) > 1 else ""
         findings.append(Finding("warning", "residual", subject, message))
     return findings
+
+
+def _base_findings(comparison: Comparison) -> list[Finding]:
+    """Outputs whose gap is to a good part in the base, as of explainers that were calibrated on different rows."""
+    if comparison.kind != "both" or not _are_calibrated_apart(comparison):
+        return []
+    findings = []
+    for position, name in enumerate(comparison.output_names):
+        base = float(comparison.gap.value[0, position])
+        total = float(comparison.total.value[position])
+        if abs(base) <= LARGE_BASE * abs(total):
+            continue
+        message = (
+            f"{base:.3g} of the gap of {total:.3g} is in the base: each explainer measures its functions from the "
+            "mean of its own calibration rows. Calibrate both explainers on the same rows, for example on both tables "
+            "together, or read how rows and functions differ in the columns of to_frame()."
+        )
+        subject = name if len(comparison.output_names) > 1 else ""
+        findings.append(Finding("note", "base_differs", subject, message))
+    return findings
+
+
+def _are_calibrated_apart(comparison: Comparison) -> bool:
+    """Whether the two sides' functions were calibrated on different rows, as the ranges of their features tell."""
+    first, second = (side.explanation.origin for side in comparison.sides)
+    if first is None or second is None:
+        return False
+    return [feature.ranges for feature in first.features] != [
+        feature.ranges for feature in second.features
+    ]
 
 
 def _term_findings(comparison: Comparison) -> list[Finding]:

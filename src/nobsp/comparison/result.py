@@ -17,6 +17,8 @@ from nobsp.comparison.ranges import feature_values, function_of, gap_along
 from nobsp.frames import as_table
 from nobsp.tabular.indexing import Term, output_position
 
+# What is smaller than this share of the numbers beside it is printed as 0.
+_ROUNDING = 1e-12
 # Parts that are named when a comparison is printed.
 _PRINTED_PARTS = 5
 # Parts that a notebook shows.
@@ -240,10 +242,12 @@ class Comparison:
             return self._functions_headline()
         first, second = self.mean_predictions[:, 0]
         total = self.total
+        size = max(abs(first), abs(second))
         interval = f"[{_signed(total.lower[0])}, {_signed(total.upper[0])}]"
+        unexplained = _signed(self.gap.value[-1, 0], size=size)
         return (
             f"{self.names[0]} {_plain(first)}, {self.names[1]} {_plain(second)}: a gap of {_signed(total.value[0])} "
-            f"{interval}, of which {_signed(self.gap.value[-1, 0])} is in no function"
+            f"{interval}, of which the functions leave {unexplained} unexplained"
         )
 
     def _functions_headline(self) -> str:
@@ -296,8 +300,9 @@ class Comparison:
         text = _signed if self.change is None else _plain
         sizes = np.abs(measured.value[:, output])
         order = np.argsort(-sizes, kind="stable")[:_PRINTED_PARTS]
+        largest = float(sizes.max(initial=0.0))
         return [
-            f"{self.entries[entry]} {text(measured.value[entry, output])} "
+            f"{self.entries[entry]} {text(measured.value[entry, output], size=largest)} "
             f"[{text(measured.lower[entry, output])}, {text(measured.upper[entry, output])}]"
             for entry in order
         ]
@@ -344,11 +349,15 @@ def _column(values: list[Any]) -> Any:
     return np.array(values, dtype=object if are_texts else np.float64)
 
 
-def _plain(number: float) -> str:
-    """A number as people write it."""
+def _plain(number: float, *, size: float = 0.0) -> str:
+    """A number as people write it; 0 where it is rounding beside numbers of a size."""
+    if abs(number) <= _ROUNDING * size:
+        return "0"
     return f"{number:.4g}".replace("-", "−")
 
 
-def _signed(number: float) -> str:
-    """A number with its sign, as people write it."""
+def _signed(number: float, *, size: float = 0.0) -> str:
+    """A number with its sign, as people write it; 0 where it is rounding beside numbers of a size."""
+    if abs(number) <= _ROUNDING * size:
+        return "0"
     return f"{number:+.3g}".replace("-", "−")

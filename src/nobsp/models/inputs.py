@@ -297,7 +297,7 @@ class Packing:
     @classmethod
     def of(cls, parts: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Packing:
         """What some rows of several inputs need."""
-        tensors = {name: torch.as_tensor(part) for name, part in dict(parts).items()}
+        tensors = {name: _as_tensor(name, part) for name, part in dict(parts).items()}
         lengths = {name: len(part) for name, part in tensors.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"X has inputs of different lengths: {lengths}.")
@@ -522,6 +522,16 @@ def _parameters(module: nn.Module) -> list[inspect.Parameter]:
     return [p for p in signature.parameters.values() if p.kind in kinds]
 
 
+def _as_tensor(name: str, part: Any) -> torch.Tensor:
+    """One of several inputs as a tensor; an error names it."""
+    try:
+        return torch.as_tensor(part)
+    except (TypeError, ValueError, RuntimeError) as failure:
+        raise TypeError(
+            f"X: input {name!r} is a {type(part).__name__}; pass a tensor or an array of numbers."
+        ) from failure
+
+
 def _require_one_input(module: nn.Module) -> None:
     """An error for a model of several inputs that was given the rows of one."""
     required = [p.name for p in _parameters(module) if p.default is p.empty]
@@ -529,8 +539,8 @@ def _require_one_input(module: nn.Module) -> None:
         in_order = ", ".join(required)
         by_name = ", ".join(f'"{name}": {name}' for name in required)
         raise TypeError(
-            f"the model takes {len(required)} inputs ({in_order}), but X holds one; "
-            f"pass all of them together: a tuple ({in_order}) or a dict {{{by_name}}}."
+            f"the model takes {len(required)} inputs ({in_order}), but X holds one; pass all of them together: "
+            f"a tuple ({in_order}), a dict {{{by_name}}}, or a DataLoader of such batches."
         )
 
 

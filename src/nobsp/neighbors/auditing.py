@@ -12,6 +12,7 @@ from torch import Tensor
 from nobsp import notebook
 from nobsp._typing import AnyArray, ArrayLike, NativeFrame, TableLike
 from nobsp.arguments import require_number, require_whole_number
+from nobsp.elsewhere import AUDIT, NamesFromElsewhere
 from nobsp.frames import frame_like
 from nobsp.neighbors import confidence
 from nobsp.neighbors.evidence import Rows
@@ -36,12 +37,14 @@ BOUNDARY = (0.4, 0.7)
 # Probability to be wrong of a label that is suspected, at least.
 _LEAST_DOUBT = 0.25
 
+# Rows from which on it tells something that every label was predicted.
+_FEWEST_TELLING = 50
 # Rows with their reasons that a notebook shows.
 _SHOWN_ROWS = 5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Audit:
+class Audit(NamesFromElsewhere):
     """What an audit found, row by row.
 
     Attributes:
@@ -96,6 +99,7 @@ class Audit:
     outputs: AnyArray | None = None
     expected_error: Array | None = None
     whole: Audit | None = None
+    _elsewhere = AUDIT
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -153,6 +157,23 @@ class Audit:
             label.item(): float((1 - self.label_score)[about == label].sum())
             for label in np.unique(about)
         }
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of rows whose label the model predicts; None without labels and for a regression."""
+        if self.labels is None or self.expected_error is not None:
+            return None
+        return float((self.predicted == self.labels).mean())
+
+    def _note(self) -> str:
+        """What to know where the model predicts every label; empty otherwise."""
+        if self.agreement != 1.0 or len(self) < _FEWEST_TELLING:
+            return ""
+        return (
+            "note: the model predicts every label. If it was trained on these labels, it has learnt the wrong ones, "
+            "too, and they cannot be found: audit with a model that was trained on other rows, for example one fold "
+            "of a cross-validation at a time."
+        )
 
     def to_frame(self) -> NativeFrame:
         """One line per row, the most suspicious first: a pandas frame, or a polars one where pandas is missing.
@@ -277,6 +298,8 @@ class Audit:
             lines.append(f"  telling right from wrong predictions, AUROC: {scores}")
 
         lines += [f"  row {self.rows[i]}: {self.reasons[i]}" for i in self.flagged[:5]]
+        if note := self._note():
+            lines.append(note)
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -293,6 +316,7 @@ class Audit:
             notebook.bars(lines, heading="flagged"),
             notebook.line("the most suspicious first:") if reasons else "",
             reasons,
+            notebook.line(self._note()) if self._note() else "",
         )
 
     def _counts(self) -> dict[str, Flags]:

@@ -389,7 +389,7 @@ def _notes(anatomy: Anatomy, change: FloatArray, residual: FloatArray) -> tuple[
     size = np.abs(change).mean()
     share = float(np.abs(residual).mean() / size) if size > 0 else 0.0
     if share > _LARGE_RESIDUAL:
-        message = f"the parts miss {percent(share)} of what outputs differ from the base by."
+        message = f"the parts leave {percent(share)} of the outputs' difference from the base unexplained."
         findings.append(Finding("warning", "large_residual", "", message))
     return tuple(findings)
 

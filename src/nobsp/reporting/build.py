@@ -215,6 +215,11 @@ def _kind_of(subject: Any) -> str:
     for kind, names in _SUBJECTS.items():
         if all(hasattr(subject, name) for name in names):
             return kind
+    if hasattr(subject, "fit"):
+        raise TypeError(
+            f"a page shows rows or images: pass the result of calling this {type(subject).__name__} on some, as in "
+            "nobsp.report(explainer(X), path)."
+        )
     known = "explainer(X), cam(images), index.query(X), audit(index) or compare(a, b)"
     raise TypeError(f"subject must be {known}, found {type(subject).__name__}.")
 

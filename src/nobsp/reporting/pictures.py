@@ -100,8 +100,9 @@ def pictures_data(
 
 def _are_coarse(images: ArrayLike | None) -> bool:
     """Whether pictures have so few pixels that these are to be seen."""
-    shape = getattr(images, "shape", (0,))
-    return max(shape[1:], default=0) <= _COARSE_SIDE
+    # Pictures from files are read when they are shown, and taken for fine ones.
+    shape = getattr(images, "shape", ())
+    return bool(shape) and max(shape[1:], default=0) <= _COARSE_SIDE
 
 
 def _health(explainer: ExplainerLike | None) -> PageData:
@@ -219,8 +220,17 @@ def _pictures(
     known.
     """
     from nobsp.vision.maps import pictures_of
+    from nobsp.vision.pictures import pictures_in, read_pictures
 
     refuse_unreadable(images, name=argument)
+    files = pictures_in(images, argument)
+    if files is not None:
+        if total is not None and len(files) != total:
+            raise ValueError(f"{argument} has {len(files)} pictures; expected {total}.")
+        chosen_files = [files[position] for position in positions]
+        pictures = read_pictures(chosen_files, argument, channels=3)
+        return np.asarray(pictures.permute(0, 2, 3, 1), dtype=np.float32)
+
     if not hasattr(images, "shape"):
         images = numbers_of(images, name=argument, dtype=None)
     shape = tuple(images.shape)
@@ -241,8 +251,7 @@ def _pictures(
         chosen = images[positions.tolist()]
     else:
         chosen = np.asarray(images)[positions]
-    pictures = pictures_of(chosen, len(positions), argument=argument)
-    return np.asarray(pictures, dtype=np.float32)
+    return np.asarray(pictures_of(chosen, len(positions), argument=argument), dtype=np.float32)
 
 
 def image_url(picture: NDArray[np.float32], side: int | None = None) -> str:

@@ -128,13 +128,13 @@ def _notes(setting: Setting, terms: FittedTerms, meter: Meter) -> list[Finding]:
         notes.append(Finding("note", code, subject, message))
 
     if terms.economy:
-        rows = f"{terms.forward_rows:,} forward rows in all"
-        note("economy", f"The model is large, or features are many, so tables are coarse: {rows}.")
+        rows = f"{terms.forward_rows:,} rows were run through the model"
+        note("economy", f"The model is large, or has many features, so tables are coarse: {rows}.")
     if meter.reduced:
         note(
             "budget",
-            f"max_forward_rows={meter.limit:,} was too few for full tables, so they are coarser (fewer background "
-            f"rows, knots or interactions): {meter.spent:,} forward rows were used.",
+            f"max_forward_rows={meter.limit:,} is too few for full tables, so they are coarser (fewer background rows, "
+            f"points or interactions): {meter.spent:,} rows were run through the model.",
         )
     if setting.readout.no_head:
         note(
@@ -142,24 +142,30 @@ def _notes(setting: Setting, terms: FittedTerms, meter: Meter) -> list[Finding]:
             "No linear layer that ends the model was found, so the outputs are explained directly: curves are average "
             "effects, and calibration can only scale them.",
         )
+    if setting.readout.no_head and setting.readout.link == "softmax":
+        note(
+            "log_probabilities",
+            "The model returns probabilities. Their logarithms are explained, less the mean over the classes, because "
+            "these can be added up; to_probability() of an explanation converts them.",
+        )
     thinned = _list_thinned(terms.thresholds, setting.names)
     if thinned:
         note(
             "thresholds",
-            f"Of the thresholds only the strongest are exact steps ({thinned}); the others are drawn as slopes.",
+            f"Only the strongest thresholds of the trees are exact steps ({thinned}); the others are drawn as slopes.",
         )
     # Weights repeat rows: of such a table all rows may be in memory, and their number is not the caller's.
     if setting.summary.rows > SAMPLE_ROWS and setting.n_unweighted is None:
         share = f"{SAMPLE_ROWS:,} of the {setting.summary.rows:,} rows"
         note(
             "sampled",
-            f"Functions were fitted on a random sample of {share}; ranges and levels are those of all.",
+            f"Functions were fitted to a random sample of {share}; ranges and categories are those of all rows.",
         )
     if terms.direct:
         cost = sum(direct.cost for direct in terms.direct)
         note(
             "no_table",
-            f"No table: explaining a row runs {cost:,} extra rows through the model, and `compile()` leaves it out.",
+            f"Has no table: explaining a row runs {cost:,} more rows through the model, and `compile()` leaves it out.",
             _list_terms([direct.term for direct in terms.direct], setting.names),
         )
     return notes
@@ -201,13 +207,16 @@ def share_findings(
 
     share, name = min(known)
     if share < 0:
-        message = f"{what} is {share:.3f}: worse than the mean. Do not use the functions; calibrate on more rows."
+        message = (
+            f"{what} is {share:.3f}: worse than predicting the mean. Do not use the functions; calibrate on more "
+            "rows."
+        )
         return [Finding("error", "worse_than_mean", name, message)]
 
     if coarse:
         message = (
             f"{what} is only {share:.3f}: the function of {join_names(coarse, 3)} bends more often than its table has "
-            "knots. More rows do not help; the model may be finer than its data."
+            "points. More rows do not help; the model may follow noise in its data."
         )
         return [Finding("warning", "coarse_table", name, message)]
 
@@ -242,7 +251,7 @@ def _idle_findings(
             message = "The preprocessing drops it or makes it constant, so it contributes nothing."
             findings.append(Finding("note", "unused", name, message))
         elif float(spread[positions].max()) <= least:
-            message = "No term that contains it varies: its column is constant, or the network does not use it."
+            message = "It has no effect: its column is constant, or the model does not use it."
             findings.append(Finding("note", "constant", name, message))
     return findings
 
@@ -262,7 +271,7 @@ def _dependence_findings(setting: Setting, rows: Sample) -> list[Finding]:
     partners = _find_partners(setting, rows)
     for feature, partner, evidence in partners:
         message = (
-            f"It is tied to {setting.names[partner]!r} ({evidence}): the rows cannot tell which of the two does what. "
+            f"It is tied to {setting.names[partner]!r} ({evidence}): the data cannot show which has the effect. "
             "Group them as one feature (NObSP.suggest_features), or leave one out."
         )
         findings.append(Finding("warning", "dependent", setting.names[feature], message))
@@ -279,13 +288,13 @@ def _determined_finding(determined: Determined, names: Sequence[str]) -> Finding
     others = join_names([names[feature] for feature in determined.by])
     if determined.level:
         message = (
-            f"Whether it is {determined.level!r} follows from {others} (R² {determined.share:.3f}): rows cannot "
-            "tell which of them does what there."
+            f"Whether it is {determined.level!r} follows from {others} (R² {determined.share:.3f}), so the data cannot "
+            "show which of them has the effect there."
         )
         return Finding("note", "determined", subject, message)
     message = (
-        f"It follows from {others} (R² {determined.share:.3f}): the rows cannot tell which of them does what. "
-        "Group them as one feature, or leave one out."
+        f"It follows from {others} (R² {determined.share:.3f}): the data cannot show which of them has the "
+        "effect. Group them as one feature, or leave one out."
     )
     return Finding("warning", "determined", subject, message)
 
@@ -515,15 +524,16 @@ def few_rows_findings(rows: int, units: int, *, grouped: bool) -> list[Finding]:
     """
     if rows < TOO_FEW_ROWS:
         message = (
-            f"{count(rows, 'different row')} of equal weight cannot tell how well the functions hold on other rows, so "
-            f"held-out R² is not given. Calibrate on {FEW_ROWS} rows or more."
+            f"{count(rows, 'different row')} of equal weight are too few to tell how well the functions hold on other "
+            f"rows, so there is no held-out R². Calibrate on {FEW_ROWS} rows or more."
         )
         return [Finding("warning", "few_rows", "", message)]
     if units >= FEW_ROWS:
         return []
     what = count(units, "group" if grouped else "different row")
     message = (
-        f"Held-out R² rests on as much as {what} of equal weight: expect about 0.03 less on new rows, at times 0.1. "
+        f"Held-out R² was measured on as much as {what} of equal weight: expect about 0.03 less on new rows, at times "
+        "0.1 less. "
         f"Calibrate on {FEW_ROWS} or more."
     )
     return [Finding("note", "few_rows", "", message)]

@@ -22,6 +22,7 @@ from nobsp.base import Explainer, Plots, sort_findings
 from nobsp.calibration import Engine, Run, choose_engine
 from nobsp.calibration.ray import RayRun
 from nobsp.deprecation import warn_renamed
+from nobsp.elsewhere import EXPLAINER
 from nobsp.models import adapt
 from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
@@ -124,6 +125,7 @@ class NObSP(Explainer):
     max_forward_rows: int | None = None
 
     suggest_features = staticmethod(suggest_features)
+    _elsewhere = EXPLAINER
 
     @classmethod
     def as_published(cls, model: ModelLike, **options: Any) -> Self:

@@ -14,6 +14,7 @@ from nobsp import notebook
 from nobsp._typing import AnyArray, BoolArray, FloatArray, NativeFrame, TableLike
 from nobsp.arguments import count, free_name, require_choice, require_whole_number
 from nobsp.base import Finding, Plots, describe_findings
+from nobsp.elsewhere import EXPLANATION, NamesFromElsewhere
 from nobsp.frames import frame_like, frame_of, take_rows
 from nobsp.numerics import gauss_legendre
 from nobsp.tabular.health import compare_with_headline, far_finding, share_on_rows
@@ -39,7 +40,7 @@ _SHOWN_OUTPUTS = 5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Explanation:
+class Explanation(NamesFromElsewhere):
     """Predictions written as base + contributions + residual, exactly, row by row and output by output.
 
     `predictions == base_values + values.sum(1) + residual` holds to float64 rounding. Predictions are the network's
@@ -78,6 +79,7 @@ class Explanation:
     scale: str = "output"
     origin: Any = field(default=None, repr=False)
     link: str = "identity"
+    _elsewhere = EXPLANATION
 
     def __len__(self) -> int:
         return int(self.values.shape[0])

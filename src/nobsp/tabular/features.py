@@ -914,8 +914,9 @@ def _require_storable(name: str, levels: Sequence[Any]) -> None:
     advice = "write them as text"
     if kind in _DATES:
         advice = (
-            "a date has no function of its own. Explain a function of numbers that dates are made from, such "
-            "as days since a day, month or weekday, which puts the dates together and calls the model"
+            "dates are neither numbers nor categories. Calibrate on numbers instead, such as days since a date, and "
+            "explain a function that turns these back into dates and calls the model; the page How-to, Dates, of the "
+            "documents shows it"
         )
     raise TypeError(f"feature {name!r} has levels of type {kind}; {advice}.")
 

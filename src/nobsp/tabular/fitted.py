@@ -300,7 +300,8 @@ class Fitted:
             representation=representation,
             outputs=outputs,
             values=values,
-            outside=outside,
+            # What the preprocessing makes a known level of is no stranger to the model.
+            outside=outside & ~alike,
             inputs=rows,
         )
 

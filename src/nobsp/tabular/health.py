@@ -257,11 +257,11 @@ def compare_with_headline(
     errors = float(np.square(residual[:, output]).mean())
     usual_errors = (1 - headline[output]) * state.variance[output] if state.variance else 0.0
     if errors <= 1.5 * usual_errors:
-        message += " Errors are as usual: it is the predictions that vary less here."
+        message += " The errors are no larger than usual; R² is lower because the predictions vary less here."
         return Finding("note", "fresh_rows", subject, message)
     message += (
         " Either the model was trained on the calibration rows, or these rows are of another kind. Calibrate on rows "
-        "that the model was not trained on, of the kind that is explained."
+        "like these that the model was not trained on."
     )
     return Finding("warning", "fresh_rows", subject, message)
 
@@ -273,7 +273,7 @@ def far_finding(far: NDArray[np.bool_]) -> Finding | None:
         return None
     message = (
         f"{number:,} of {len(far):,} rows are combinations of values far from all calibration rows, though every "
-        "single value is in range; they are flagged in `far`. Functions were not tested there."
+        "single value is in range. They are flagged in `far`; the functions were not tested there."
     )
     return Finding(_severity(number, len(far)), "far", "", message)
 
@@ -295,9 +295,9 @@ def outside_finding(outside: NDArray[np.bool_], feature_names: Sequence[str]) ->
         subject += f" and {len(named) - MOST_NAMED} more"
 
     message = (
-        f"{number:,} of {len(outside):,} rows lie outside what was calibrated: a number out of range (its "
-        "function goes on), a missing value, or a level not seen. They are flagged in `outside`. Calibrate on rows "
-        "that cover them."
+        f"{number:,} of {len(outside):,} rows have values that the calibration rows do not have: a number out of range "
+        "(its function is continued), a missing value, or a new category. They are flagged in `outside`. Calibrate on "
+        "rows that cover them."
     )
     return Finding(_severity(number, len(outside)), "outside", subject, message)
 

@@ -37,6 +37,7 @@ from nobsp.calibration.local import Fold, is_ray
 from nobsp.calibration.ray import RayRows, RayRun, first_batch
 from nobsp.frames import frame_of, is_missing, take_rows
 from nobsp.models import adapt
+from nobsp.models.coded import Runs
 from nobsp.network.adapted import Adapted, grouping_rows, join_grouping_rows
 from nobsp.network.batches import NoRowsError, Source, batches_of, rows_like
 from nobsp.network.guest import checked_device
@@ -434,6 +435,11 @@ def find_readout(adapted: Adapted, probe: Tensor, *, head: str | nn.Module | Non
         readout = Readout.find_any(adapted.module, probe, head=head)
     except (RuntimeError, IndexError) as failure:
         hint = "pass exactly the columns it was trained on, in their order, without labels"
+        if isinstance(adapted.module, Runs):
+            hint = (
+                "a function is called with an array where all columns are numbers, so pd.DataFrame(rows, "
+                f"columns=[...]) makes a frame of it; otherwise {hint}"
+            )
         raise ValueError(
             f"the model cannot take the {probe.shape[1]} columns of X ({failure}); {hint}."
         ) from failure

@@ -174,15 +174,15 @@ def _describe_layers_behind(feature_map: FeatureMap, account: Account) -> list[F
     )
     findings = [Finding("note", "integral", "", message)]
     if feature_map.head is None:
-        message = "No linear layer makes the model's output, so the output is explained as it is."
+        message = "The model does not end in a linear layer, so its output is explained as it is."
         findings.append(Finding("note", "no_head", "", message))
     if is_full and feature_map.grid.prefix:
         without_place = (
             "1 token" if feature_map.grid.prefix == 1 else f"{feature_map.grid.prefix} tokens"
         )
         message = (
-            f"Without a place in the image: {without_place} of {layer!r}, see maps.class_token. An earlier layer= "
-            "costs more passes and gives better maps."
+            f"{without_place} of {layer!r} have no place in the image; maps.class_token has their part. An earlier "
+            "layer= gives better maps and needs more forward passes."
         )
         findings.append(Finding("note", "class_token", "", message))
     return findings
@@ -211,19 +211,20 @@ def _find_poor_images(feature_map: FeatureMap, *, dead: int, rows: int) -> list[
     findings = []
     inputs = inputs_of(feature_map)
     if dead:
-        message = f"{dead} channels never varied over the calibration {inputs} and add nothing; vary them."
+        message = (
+            f"{dead} channels never varied over the calibration {inputs} and add nothing. "
+            f"Use more varied {inputs}."
+        )
         findings.append(Finding("note", "dead", "", message))
     if rows < FEW_IMAGES:
         message = (
-            f"The reference is a mean of {rows} {inputs} only: what all have in common is in no "
-            "account. Use more."
+            f"The reference is the mean of only {rows} {inputs}: what they have in common appears in no "
+            "map. Use more."
         )
         findings.append(Finding("note", "few_images", "", message))
     if max(feature_map.shape) < FEW_LOCATIONS:
         size = "×".join(map(str, feature_map.shape))
         whole = "×".join(map(str, feature_map.image_shape[1:]))
-        message = (
-            f"The map has only {size} locations for inputs of {whole}; larger ones give finer maps."
-        )
+        message = f"The map has only {size} locations for inputs of {whole}; larger inputs give finer maps."
         findings.append(Finding("note", "coarse", "", message))
     return findings

@@ -16,6 +16,7 @@ from nobsp import notebook
 from nobsp._typing import AnyArray, ArrayLike, ImagesLike
 from nobsp.arguments import numbers_of, require_choice, require_number, require_whole_number
 from nobsp.base import Plots
+from nobsp.elsewhere import MAPS, NamesFromElsewhere
 from nobsp.vision.account import Answer
 from nobsp.vision.pictures import pictures_in, read_pictures
 
@@ -39,7 +40,7 @@ LIGHT = (0.2126, 0.7152, 0.0722)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ActivationMaps:
+class ActivationMaps(NamesFromElsewhere):
     """Maps for a batch of images. With several targets per image, every array has an axis for them after the first.
 
     With F the map, z̄ the channels' calibration means and g_c the contribution of channel c:
@@ -101,6 +102,7 @@ class ActivationMaps:
     picture: bool = False
     passes: float = 1.0
     gradients: float = 0.0
+    _elsewhere = MAPS
 
     def __len__(self) -> int:
         return len(self.positive)

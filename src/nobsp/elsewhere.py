@@ -1,0 +1,151 @@
+"""Names that people know from other packages, and what does their work here.
+
+Errors about an unknown name say it: who has come from SHAP or scikit-learn guesses the names that they have there.
+
+Needs no other package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, ClassVar
+
+_SHAP_PLOTS = "shap's own plot takes ex.to_shap()"
+
+# Of the package itself.
+PACKAGE = {
+    "Explainer": "nobsp.NObSP(model).fit(X), or nobsp.NObSPCam(model) for images",
+    "TreeExplainer": "nobsp.NObSP(model).fit(X)",
+    "KernelExplainer": "nobsp.NObSP(model).fit(X)",
+    "DeepExplainer": "nobsp.NObSP(model).fit(X)",
+    "GradientExplainer": "nobsp.NObSP(model).fit(X)",
+    "PermutationExplainer": "nobsp.NObSP(model).fit(X)",
+    "GradCAM": "nobsp.NObSPCam(model).fit(images)",
+    "explain": "nobsp.NObSP(model).fit(X), then explainer(X_new)",
+    "fit": "nobsp.NObSP(model).fit(X)",
+    "load": "nobsp.NObSP.load(path, model), nobsp.NObSPCam.load or nobsp.Functions.load(path)",
+    "save": "the method save(path) of explainers and functions",
+    "find_label_issues": "nobsp.audit(nobsp.ContributionIndex(explainer).fit(X, labels))",
+}
+
+# Of explainers of tables.
+EXPLAINER = {
+    "shap_values": "explainer(X).values",
+    "shap_interaction_values": "explainer(X).order(2).values",
+    "explain_row": "explainer(X[:1])",
+    "expected_value": "explainer.base_values_",
+    "base_values": "explainer.base_values_",
+    "transform": "explainer(X).values",
+    "fit_transform": "explainer.fit(X)(X).values",
+    "predict": "explainer.compile().predict(X), which predicts by the functions alone",
+    "predict_proba": "explainer.compile().predict_proba(X), which predicts by the functions alone",
+    "functions": "explainer.compile(), functions that need no model",
+    "feature_importances_": "explainer.importance()",
+    "explain_global": "explainer.curves() and explainer.importance()",
+    "explain_local": "explainer(X)",
+    "curve": "explainer.curves() as a table, or explainer['name'] as a function to call",
+    "to_sql": "explainer.compile().to_sql(table)",
+    "to_onnx": "explainer.compile().to_onnx(path)",
+    "to_javascript": "explainer.compile().to_javascript()",
+    "to_excel": "explainer.compile().to_excel(path)",
+    "edit": "explainer.compile().edit(feature, rule, X)",
+    "report": "nobsp.report(explainer(X), path)",
+    "to_html": "nobsp.report(explainer(X), path)",
+}
+
+# Of explanations.
+EXPLANATION = {
+    "shap_values": "ex.values",
+    "expected_value": "ex.base_values",
+    "display_data": "ex.data",
+    "abs": "explainer.importance(), or abs(ex.values)",
+    "interactions": "ex.order(2)",
+    "to_pandas": "ex.to_frame()",
+    "to_polars": "ex.to_frame(), a frame of the kind that was explained",
+    "to_dataframe": "ex.to_frame()",
+    "to_df": "ex.to_frame()",
+    "to_html": "nobsp.report(ex, path)",
+    "report": "nobsp.report(ex, path)",
+    "as_list": "ex[row].to_frame()",
+    "residuals": "ex.residual",
+    "prediction": "ex.predictions",
+}
+
+# Of maps of images.
+MAPS = {
+    "heatmap": "maps.overlay(images) for arrays, maps.plot.cam_grid(images) for a figure",
+    "cam": "maps.account",
+    "values": "maps.account",
+    "attributions": "maps.account",
+    "save": "maps.overlay(images) for arrays to save, nobsp.report(maps, path) for a page",
+    "show": "maps.plot.cam_grid(images)",
+}
+
+# Of audits.
+AUDIT = {
+    "suspects": "audit.mislabels, True for every suspected label",
+    "label_issues": "audit.mislabels, or audit.to_frame()",
+    "find_label_issues": "audit.mislabels, or audit.to_frame()",
+    "get_label_issues": "audit.to_frame()",
+    "get_issues": "audit.to_frame()",
+    "issues": "audit.to_frame()",
+    "is_label_issue": "audit.mislabels",
+    "label_quality": "audit.label_score",
+    "given_label": "audit.labels",
+    "plot": "nobsp.report(audit, path), a page",
+    "to_csv": "audit.to_frame().to_csv(path)",
+    "save": "audit.to_frame() for a table, nobsp.report(audit, path) for a page",
+}
+
+# Of the plots of an explanation or an explainer.
+PLOTS = {
+    "bar": "plot.importance()",
+    "summary": "plot.beeswarm() or plot.importance()",
+    "summary_plot": "plot.beeswarm() or plot.importance()",
+    "violin": "plot.beeswarm()",
+    "force": f"plot.waterfall(row); {_SHAP_PLOTS}",
+    "decision": f"plot.waterfall(row); {_SHAP_PLOTS}",
+    "heatmap": f"plot.ledger(); {_SHAP_PLOTS}",
+    "scatter": "explainer.plot.curves(['feature'])",
+    "dependence": "explainer.plot.curves(['feature'])",
+    "dependence_plot": "explainer.plot.curves(['feature'])",
+    "partial_dependence": "explainer.plot.curves(['feature'])",
+    "curve": "explainer.plot.curves(['feature'])",
+    "curves": "explainer.plot.curves(['feature'])",
+    "imshow": "maps.plot.cam_grid(images)",
+    "show": "maps.plot.cam_grid(images)",
+}
+
+
+def describe_unknown(
+    owner: str, name: str, *, known: list[str], elsewhere: Mapping[str, str]
+) -> str:
+    """An error about a name that does not exist: what does its work here, or which name is close."""
+    complaint = f"{owner} has no {name!r}"
+    if name in elsewhere:
+        return f"{complaint}; use {elsewhere[name]}."
+
+    close = get_close_matches(name, [other for other in known if not other.startswith("_")], n=1)
+    return f"{complaint}; did you mean {close[0]!r}?" if close else f"{complaint}."
+
+
+class NamesFromElsewhere:
+    """Says of an unknown attribute, perhaps one that another package has, what does its work here."""
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    # Type checkers do not see this, so that misspelt names are an error to them.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            if hasattr(type(self), name):
+                # A property failed with an AttributeError, such as of what is not fitted: this one is told.
+                return object.__getattribute__(self, name)
+            owner = type(self).__name__
+            if name.startswith("_"):
+                raise AttributeError(f"{owner!r} object has no attribute {name!r}")
+            known = dir(type(self))
+            raise AttributeError(
+                describe_unknown(owner, name, known=known, elsewhere=self._elsewhere)
+            )
