@@ -131,6 +131,10 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.models",
         "any model as it comes: share explained on unseen rows, exactness, time beside SHAP",
     ),
+    "native": (
+        "benchmarks.native",
+        "boosted trees with native categories: seconds to calibrate on Adult, and a limit of forward rows",
+    ),
     "audit-values": (
         "benchmarks.retrieval.values",
         "wrong values and several classes at once, California and CIFAR-10",

@@ -10,6 +10,7 @@ than anything else, so they can also be trained for all 40 epochs.
 from __future__ import annotations
 
 import copy
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from benchmarks import kept
 from benchmarks.data import Dataset, load
 from benchmarks.networks import CLASSIFICATION_HIDDEN, REGRESSION_HIDDEN, feed_forward
 
@@ -82,7 +84,26 @@ def problem(name: str, seed: int, *, rows: int, stopped: bool = True) -> Problem
     """
     data = load(name, seed=seed)
     chosen = np.random.default_rng(seed).permutation(len(data.X_test))[:rows]
-    return Problem(data, seed, trained(data, seed, stopped=stopped), data.X_test[np.sort(chosen)])
+    network = trained_once(data, seed, stopped=stopped, name=f"{name}-{seed}-{stopped}")
+    return Problem(data, seed, network, data.X_test[np.sort(chosen)])
+
+
+def trained_once(data: Dataset, seed: int, *, stopped: bool, name: str) -> nn.Sequential:
+    """The network of a table and seed, trained where no earlier run has left it."""
+    rows = hashlib.sha256(np.ascontiguousarray(data.X_train).tobytes()).hexdigest()[:8]
+    path = kept.FOLDER / "networks" / f"{name}-{kept.fingerprint(trained, RECIPE)}-{rows}.pt"
+    classes = len(data.class_names)
+    widths = CLASSIFICATION_HIDDEN if classes else REGRESSION_HIDDEN
+    if path.exists():
+        network = feed_forward(data.X_train.shape[1], widths, max(classes, 1), seed=seed).double()
+        network.load_state_dict(torch.load(path, weights_only=True))
+        return network.eval()
+    network = trained(data, seed, stopped=stopped)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".part")
+    torch.save(network.state_dict(), unfinished)
+    unfinished.rename(path)
+    return network
 
 
 def standardised(data: Dataset) -> tuple[Array, Array]:
