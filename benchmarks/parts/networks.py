@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -61,15 +61,23 @@ class Subject:
             outputs = torch.cat([model(batch) for batch in torch.split(rows, 100)])
         return outputs if self.classes is None else outputs[:, list(self.classes)]
 
-    def accuracy(self, model: nn.Module, judged: Labelled) -> float:
-        outputs = self.outputs(model, judged.rows)
-        return float((outputs.argmax(1) == judged.labels).double().mean())
+    @cached_property
+    def whole(self) -> Tensor:
+        """What the network gives for test rows with nothing removed."""
+        return self.outputs(self.model, self.test.rows)
 
-    def change(self, model: nn.Module, judged: Labelled) -> float:
-        """Squared change of the outputs as a share of their variance."""
-        whole = self.outputs(self.model, judged.rows)
-        smaller = self.outputs(model, judged.rows)
-        return float((smaller - whole).square().sum(1).mean() / whole.var(0).sum())
+    def accuracy(self, model: nn.Module, judged: Labelled) -> float:
+        return accuracy(self.outputs(model, judged.rows), judged)
+
+    def judge(self, model: nn.Module) -> dict[str, float]:
+        """On test rows: accuracy, and the squared change of the outputs as a share of their variance."""
+        outputs = self.outputs(model, self.test.rows)
+        change = (outputs - self.whole).square().sum(1).mean() / self.whole.var(0).sum()
+        return {"accuracy": accuracy(outputs, self.test), "change": float(change)}
+
+
+def accuracy(outputs: Tensor, judged: Labelled) -> float:
+    return float((outputs.argmax(1) == judged.labels).double().mean())
 
 
 @dataclass(frozen=True)
@@ -267,9 +275,7 @@ def makers(*, quick: bool) -> dict[str, Callable[[], Callable[[int], Subject]]]:
     imagenette = some(200, 400, choosing=200, training=0, looked_at=200)
     return {
         "resnet20": lambda: of_images(resnet20_cifar10(), some(400, 1000, training=2000)),
-        "resnet18": lambda: of_images(
-            resnet18_cifar10(), some(400, 1000, choosing=300, training=1000)
-        ),
+        "resnet18": lambda: of_images(resnet18_cifar10(), some(400, 500, choosing=200, training=0)),
         "mobilenet": lambda: of_images(mobilenet_v2(), imagenette),
         "vit": lambda: vit(some(400, 1000, training=3000), epochs=1 if quick else 6),
         "digits": digits,

@@ -71,7 +71,7 @@ PLANS = {
     "resnet20": Plan((0.5, 0.7, 0.3, 0.1), retrained=(0.5, 0.7)),
     "vit": Plan((0.5, 0.7, 0.3, 0.1), seeds=1, retrained=(0.5,), rates=_RATES),
     "mobilenet": Plan((0.3, 0.1, 0.5), seeds=1, methods=(*RIVALS, UNIQUE)),
-    "resnet18": Plan((0.5, 0.3, 0.7), seeds=1, methods=(*RIVALS, UNIQUE), retrained=(0.5,)),
+    "resnet18": Plan((0.5, 0.7, 0.3), seeds=1, methods=(*RIVALS, UNIQUE)),
 }
 
 
@@ -104,15 +104,15 @@ class Trial:
     def measure(self, method: str, share: float, plan: Plan, *, retrain: bool) -> dict[str, Any]:
         """Accuracy, change of the outputs, sizes, and accuracy after an epoch where that is asked for."""
         subject = self.subject
-        began = time.monotonic()
+        # Of the processor: other work on the machine does not count.
+        began = time.process_time()
         model, result = self.smaller(method, share)
         if model is None:
             return {"accuracy": None}
-        seconds = time.monotonic() - began
+        seconds = time.process_time() - began
         measured: dict[str, Any] = {
-            "accuracy": subject.accuracy(model, subject.test),
+            **subject.judge(model),
             "choosing": subject.accuracy(model, subject.choosing),
-            "change": subject.change(model, subject.test),
             "seconds": seconds,
         }
         if result is not None:
@@ -313,7 +313,7 @@ class Bench:
             Column("parameters left", ".2f"),
             Column("multiplications left", ".2f"),
             Column("time left", ".2f"),
-            Column("seconds to calibrate", ".0f"),
+            Column("processor seconds to calibrate", ".0f"),
             Column("expected change", ".3f"),
             Column("change on test rows", ".3f"),
         )

@@ -344,6 +344,23 @@ def test_ablation_is_what_a_hook_that_puts_in_the_mean_would_give() -> None:
     assert_same_to_rounding(ablation.indirect, ablation.effects - ablation.direct)
 
 
+@pytest.mark.parametrize(
+    "network",
+    [Ensemble, Summed, lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))],
+    ids=["ensemble", "sum from 0", "plain"],
+)
+def test_parts_of_one_depth_are_ablated_and_have_no_lens(network: Callable[[], nn.Module]) -> None:
+    x = rows(12, 4)
+    ex = nobsp.explain_parts(drawn(network()), x)
+
+    ablation = ex.ablation(x)
+
+    assert_same_to_rounding(ablation.effects, ablation.direct, within=SUMS, size=1.0)
+    assert ablation.lens is None
+    with pytest.raises(ValueError, match="one depth"):
+        ex.lens(x)
+
+
 def test_parts_of_the_last_block_have_no_way_but_the_direct_one() -> None:
     model = drawn(Transformer(last_norm=False))
     x = rows(12, 4, 3)

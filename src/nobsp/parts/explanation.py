@@ -175,7 +175,7 @@ class PartsExplanation(Explanation):
             Outputs after the embedding, and after each block.
 
         Raises:
-            ValueError: If the network is a plain one, whose parts are units.
+            ValueError: If all parts are of one depth: units of a plain network, members of an ensemble.
         """
         return read_lens(self, X)
 
@@ -531,7 +531,7 @@ def measure_ablation(
         output_names=explanation.output_names,
         measured=measured,
         base_values=explanation.base_values,
-        lens=read_lens(explanation, X) if anatomy.stream.joins else None,
+        lens=read_lens(explanation, X) if _depths(anatomy) else None,
     )
 
 
@@ -554,11 +554,12 @@ def read_lens(explanation: PartsExplanation, X: ArrayLike) -> Lens:
     """Outputs after the embedding and after each block."""
     subject = _subject_of(explanation)
     anatomy = subject.anatomy
-    joins = anatomy.stream.joins
-    if not joins:
-        raise ValueError("this network is a plain one: its units are all of one depth.")
-    rows = subject.read(X)
     depths = _depths(anatomy)
+    if not depths:
+        raise ValueError(
+            "this network has no lens: its parts, units or members of an ensemble, are all of one depth."
+        )
+    rows = subject.read(X)
     outputs = []
     with watching(subject.model, subject.target) as record:
         for tape in _Watched(record, anatomy).tapes(rows):
@@ -571,7 +572,7 @@ def read_lens(explanation: PartsExplanation, X: ArrayLike) -> Lens:
 
 
 def _depths(anatomy: Anatomy) -> dict[str, int]:
-    """The last sum of each block, by the block's name."""
+    """The last sum of each block, by the block's name; none where parts are all of one depth."""
     depths: dict[str, int] = {}
     if anatomy.stream.stem is not None:
         depths[anatomy.parts[0].name] = -1
