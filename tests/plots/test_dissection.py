@@ -18,9 +18,15 @@ def test_the_map_has_a_line_for_each_block_and_a_column_for_each_head_and_the_ml
     ax = ex.plot.parts(output=1)
 
     grid = np.ma.filled(ax.images[0].get_array().astype(float), np.nan)
-    assert grid.shape == (3, 3)
+    assert grid.shape == (3, 4)
     sizes = np.abs(ex.values[..., 1]).mean(0)
-    np.testing.assert_allclose(grid[1:], sizes[1:].reshape(2, 3))
+    np.testing.assert_allclose(grid[1:, 1:], sizes[1:].reshape(2, 3))
+    assert [label.get_text() for label in ax.get_xticklabels()] == [
+        "whole",
+        "head 0",
+        "head 1",
+        "MLP",
+    ]
     assert grid[0, 0] == pytest.approx(sizes[0])
     assert [label.get_text() for label in ax.get_yticklabels()] == [
         "embedding",
@@ -36,7 +42,7 @@ def test_an_ablation_is_drawn_beside_what_is_added_directly() -> None:
     direct, effects = ablation.plot.parts()
 
     grid = np.ma.filled(effects.images[0].get_array().astype(float), np.nan)
-    np.testing.assert_allclose(grid[1:].ravel(), np.abs(ablation.effects[..., 0]).mean(0)[1:])
+    np.testing.assert_allclose(grid[1:, 1:].ravel(), np.abs(ablation.effects[..., 0]).mean(0)[1:])
     assert direct.figure is effects.figure
     assert direct.images[0].get_clim() == effects.images[0].get_clim()
 

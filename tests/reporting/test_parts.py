@@ -30,6 +30,8 @@ def test_the_page_of_an_ablation_has_both_maps_and_the_depths(tmp_path: Path) ->
     lost = np.abs(ablation.effects).mean(0)
     expected = [*written(direct[:, 0]), *written(lost[:, 0]), *written(direct[:, 1])]
     assert cells[: len(expected)] == expected
+    columns = re.findall(r'<th scope="col">([^<]*)</th>', page)
+    assert columns[: columns.index("MLP") + 1] == ["whole", "head 0", "head 1", "MLP"]
     assert page.count("<polyline") == 2 * 12
     assert "&lt;yes&gt;" in page
     assert "A &amp; B" in page

@@ -146,12 +146,12 @@ def _panels(what: Dissected, column: int) -> list[_Sizes]:
 
 
 def _draw_map(ax: Axes, dissected: Sequence[Any], sizes: FloatArray, largest: float) -> None:
-    """Blocks down, heads and the MLP across; the embedding in a line of its own."""
+    """Blocks down, what is not split, heads and the MLP across; the embedding in a line of its own."""
     lines = [None, *sorted({part.block for part in dissected if part.block is not None})]
     n_heads = 1 + max(part.number for part in dissected if part.kind == "head")
-    grid = np.full((len(lines), n_heads + 1), np.nan)
+    grid = np.full((len(lines), n_heads + 2), np.nan)
     for part, size in zip(dissected, sizes, strict=True):
-        column = part.number if part.kind == "head" else n_heads
+        column = part.number + 1 if part.kind == "head" else n_heads + 1
         if part.kind in ("embedding", "attention"):
             column = 0
         grid[lines.index(part.block), column] = size
@@ -163,7 +163,8 @@ def _draw_map(ax: Axes, dissected: Sequence[Any], sizes: FloatArray, largest: fl
         _write_numbers(ax, grid, largest)
     ax.set_yticks(range(len(lines)), labels=_names_of_lines(lines, dissected), fontsize=SMALL)
     heads = [f"head {number}" for number in range(n_heads)] if n_heads <= 6 else range(n_heads)
-    ax.set_xticks(range(n_heads + 1), labels=[*map(str, heads), "MLP"], fontsize=SMALL)
+    labels = ["whole", *map(str, heads), "MLP"]
+    ax.set_xticks(range(len(labels)), labels=labels, fontsize=SMALL)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     _axes.colour_bar(ax, image, "")

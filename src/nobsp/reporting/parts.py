@@ -100,14 +100,15 @@ def _section(subject: Any, column: int, *, ablated: bool) -> dict[str, Any]:
 def _map(parts: Sequence[Any], title: str, sizes: FloatArray, largest: float) -> dict[str, Any]:
     """Blocks down and heads across; one column for networks without heads."""
     n_heads = max((part.number + 1 for part in parts if part.kind == "head"), default=0)
-    columns = [*(f"head {number}" for number in range(n_heads)), "MLP"] if n_heads else []
+    heads = [f"head {number}" for number in range(n_heads)]
+    columns = ["whole", *heads, "MLP"] if n_heads else []
     lines: dict[str, list[dict[str, Any] | None]] = {}
     for part, size in zip(parts, sizes, strict=True):
         in_block = n_heads and part.block is not None
         name = f"block {part.block}" if in_block else part.name
         cells = lines.setdefault(name, [None] * max(len(columns), 1))
-        column = n_heads if in_block and part.kind not in ("head", "attention") else 0
-        cells[part.number if part.kind == "head" else column] = _cell(float(size), largest)
+        column = n_heads + 1 if in_block and part.kind != "attention" else 0
+        cells[part.number + 1 if part.kind == "head" else column] = _cell(float(size), largest)
     listed = list(lines.items())
     if not n_heads and len(listed) > 3 * _MOST_LISTED:
         strongest = set(np.argsort(-np.nan_to_num(sizes))[: 3 * _MOST_LISTED].tolist())
