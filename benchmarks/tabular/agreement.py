@@ -17,7 +17,6 @@ from benchmarks.report import Cell, Column, Quoted, Report, Table, publish
 from benchmarks.tabular import problems
 from benchmarks.tabular.methods import GRADIENTS, METHODS, OURS, PAIRS, PUBLISHED, SHAP, STRONG
 from benchmarks.tabular.walking import (
-    ESTIMATED,
     NAMES,
     Found,
     Scores,
@@ -27,6 +26,7 @@ from benchmarks.tabular.walking import (
     spread,
     stored,
     those,
+    told_again,
     walk,
 )
 from nobsp.metrics import at_target, delta_agreement, find_pairs
@@ -154,9 +154,8 @@ def same_pairs(found: Found, earlier: Found, tables: Sequence[str]) -> str:
         and abs(ours - theirs) >= 0.5
     ]
     return (
-        f"{', '.join(ESTIMATED)} were measured again with the present estimator, all else is of an earlier run. "
-        "Networks were trained again with the same seeds; pairs of rows, which depend on the classes they predict, are "
-        f"as many as then{' but on ' * bool(other)}{', '.join(other)}."
+        f"{told_again(found, tables)} Networks were trained again with the same seeds; pairs of rows, which depend "
+        f"on the classes they predict, are as many as then{' but on ' * bool(other)}{', '.join(other)}."
     )
 
 

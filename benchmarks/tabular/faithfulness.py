@@ -17,7 +17,6 @@ from benchmarks.report import RESULTS, Cell, Column, Report, Table, publish
 from benchmarks.tabular import problems
 from benchmarks.tabular.methods import GRADIENTS, METHODS, OURS, PAIRS, PUBLISHED, SHAP, STRONG
 from benchmarks.tabular.walking import (
-    ESTIMATED,
     NAMES,
     Found,
     Scores,
@@ -27,6 +26,7 @@ from benchmarks.tabular.walking import (
     spread,
     stored,
     those,
+    told_again,
     walk,
 )
 from nobsp.metrics import ablation_effects, attribution_faithfulness
@@ -128,9 +128,8 @@ def same_networks(found: Found, earlier: Found, tables: Sequence[str]) -> str:
     }
     furthest = max(apart, key=lambda table: apart[table])
     return (
-        f"{', '.join(ESTIMATED)} were measured again with the present estimator, all else is of an earlier run. "
-        "Networks were trained again with the same seeds: their accuracy, or R², on the test split differs by "
-        f"{apart[furthest]:.4f} at most ({NAMES[furthest]})."
+        f"{told_again(found, tables)} Networks were trained again with the same seeds: their accuracy, or R², on "
+        f"the test split differs by {apart[furthest]:.4f} at most ({NAMES[furthest]})."
     )
 
 

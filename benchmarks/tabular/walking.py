@@ -22,6 +22,8 @@ Found = dict[tuple[str, str], list[Scores]]
 SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
 # What depends on the estimator that the package has by default; Algorithm 1 and the rivals do not.
 ESTIMATED = (SINGLES, PAIRS, TOTAL)
+# What stored results call a method that has another name now.
+_FORMER_NAMES = {"NObSP, total effects": TOTAL}
 QUICK_TABLES = ("iris", "wine", "diabetes")
 NAMES = {
     "iris": "Iris",
@@ -119,9 +121,19 @@ def stored(name: str, title: str, score: str, *, facts: Mapping[str, str]) -> Fo
         known = {told: row[column] for column, told in facts.items()}
         for method, cell in row.items():
             if isinstance(cell, dict):
-                place = keys[row["table"]], method
+                place = keys[row["table"]], _FORMER_NAMES.get(method, method)
                 found[place] = [{score: value, **known} for value in cell["values"]]
     return found
+
+
+def told_again(found: Found, tables: Sequence[str]) -> str:
+    """What was measured again beside figures of an earlier run, and on which tables."""
+    measured = [table for table in tables if all((table, method) in found for method in ESTIMATED)]
+    others = [NAMES[table] for table in tables if table not in measured]
+    told = f"{', '.join(ESTIMATED)} were measured again with the present estimator"
+    if others:
+        told += f" on {', '.join(NAMES[table] for table in measured)}, not on {', '.join(others)}"
+    return told + "; all else is of an earlier run."
 
 
 def _method(name: str) -> Method:
