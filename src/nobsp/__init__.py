@@ -1,4 +1,4 @@
-"""The functions a trained network has learned, taken apart by oblique subspace projections.
+"""The functions a trained model has learned, taken apart by oblique subspace projections.
 
 Public names are imported when they are first used, so that `import nobsp` itself costs next to nothing
 and needs none of the optional packages.

@@ -384,6 +384,15 @@ def read(
         ) from damaged
 
 
+# What reads the files of other kinds.
+_LOADERS = {
+    "tabular explainer": "nobsp.NObSP.load(path, model)",
+    "compiled explainer": "nobsp.Functions.load(path)",
+    "class activation maps": "nobsp.NObSPCam.load(path, model)",
+    "contribution index": "nobsp.ContributionIndex.load",
+}
+
+
 def _require_kind(
     path: str | os.PathLike[str], metadata: Mapping[str, str], *, kind: str, version: int
 ) -> None:
@@ -391,7 +400,8 @@ def _require_kind(
     is_ours = metadata.get("format") == "nobsp"
     if not is_ours or metadata.get("kind") != kind:
         held = metadata.get("kind") if is_ours else "something else"
-        raise ValueError(f"path {str(path)!r} does not hold a nobsp {kind} but {held}.")
+        advice = f"; read it with {_LOADERS[held]}" if held in _LOADERS else ""
+        raise ValueError(f"path {str(path)!r} does not hold a nobsp {kind} but {held}{advice}.")
     if metadata.get("version") != str(version):
         raise ValueError(
             f"path {str(path)!r} has layout version {metadata.get('version')}, but this nobsp reads version "

@@ -250,3 +250,14 @@ def test_devices_and_terms_that_cannot_be_are_refused_when_explainers_are_read(
     serialization.save(path, change(files.load(path)), kind=files.KIND, version=files.VERSION)
     with pytest.raises(ValueError, match=rf"explainer\.nobsp.*{said}"):
         NObSP.load(path, model)
+
+
+def test_a_file_of_functions_says_what_reads_it(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    explainer = NObSP(model, interactions=0).fit(torch.randn(60, 2))
+    explainer.save(tmp_path / "explainer.nobsp")
+    explainer.compile().save(tmp_path / "functions.nobsp")
+    with pytest.raises(ValueError, match=r"nobsp\.NObSP\.load"):
+        Functions.load(tmp_path / "explainer.nobsp")
+    with pytest.raises(ValueError, match=r"nobsp\.Functions\.load"):
+        NObSP.load(tmp_path / "functions.nobsp", model)

@@ -124,7 +124,7 @@ class _Terminal(Terminal):
 def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
     app = App(
         name="nobsp",
-        help="Explain what a trained network has learned: a network goes in, the functions it has learned come out.",
+        help="Explain what a trained model has learned, as functions of its features or as maps of its images.",
         help_epilogue=_EXAMPLES,
         help_format="markdown",
         version=f"nobsp {__version__}",

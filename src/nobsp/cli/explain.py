@@ -98,7 +98,7 @@ def explain(
     output: OutputOptions,
     console: Console = Console(),
 ) -> None:
-    """Explain a network on a table.
+    """Explain a model on a table.
 
     Finds what each feature, and each interaction that matters, adds to every prediction. The folder of --out gets
     **report.html** (everything to look at, with what-if sliders; works offline), **contributions.parquet** (base, every

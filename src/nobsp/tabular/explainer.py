@@ -728,7 +728,7 @@ class NObSP(Explainer):
         rows = self.sample_ if X is None else X
         if rows is None:
             raise ValueError(
-                "X must be given: the calibration rows are not known in your own units any more."
+                "X is needed: pass rows of the kind that was calibrated on. The explainer does not keep your table."
             )
         predictions = self._explain(rows).predictions
         return fewest_features(self.compile(), rows, predictions, share=share)
