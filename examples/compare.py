@@ -48,7 +48,9 @@ others = nobsp.compare(of_2024(X_2025[1800:]), of_2024(X_2024[1800:]), names=("2
 others
 
 # %%
-# **Two models, the same people.** Which functions have changed, by more than calibrating again would make?
+# **Two models, the same people.** Which functions have changed, by more than calibrating again would make? Training
+# again on other rows moves functions too, and one training of each year's model cannot tell how far: with lists of
+# three trainings each, `nobsp.compare` counts that as well.
 of_2025 = explainers[2025]
 anew = nobsp.compare(of_2025(X_2025[1800:]), of_2024(X_2025[1800:]), names=("new", "old"))
 print(anew.to_frame().round(3).to_string())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import comb
@@ -195,36 +195,76 @@ def shap_difference(values: Array, generator: np.random.Generator) -> tuple[Arra
 
 
 def measure_errors(name: str, correlation: float, *, repetitions: int) -> dict[str, Any]:
-    """Networks trained on the functions: root mean square error of the parts by feature, beside SHAP's.
+    """Networks trained on the functions: root mean square error of the parts by feature, beside SHAP's."""
+    return gather_errors(
+        [measure_network(name, correlation, repetition) for repetition in range(repetitions)]
+    )
 
-    Beside both, the error of the network itself: its answers to many rows of both groups, regressed on functions of the
-    true form. Whoever asks the network alone has no less to go by.
+
+def gather_errors(networks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Root mean squares over networks and features, by method; what networks miss, and how many lack a pair."""
+    methods = networks[0]["errors"]
+    gathered: dict[str, Any] = {
+        method: float(
+            np.sqrt(np.mean([np.square(network["errors"][method]) for network in networks]))
+        )
+        for method in methods
+    }
+    gathered["unlearnt"] = float(np.mean([network["unlearnt"] for network in networks]))
+    gathered["left_out"] = sum(network["left_out"] for network in networks)
+    return gathered
+
+
+def measure_network(name: str, correlation: float, repetition: int) -> dict[str, Any]:
+    """Errors of the parts by feature of a network that was trained on the functions: ours, SHAP's, and their sources.
+
+    Beside both stand the error of the network itself, which is that of its answers to many rows of both groups,
+    regressed on functions of the true form (whoever asks the network alone has no less to go by); the error of either
+    method where the known functions themselves are the model; and ours where interactions are named.
     """
     design = DESIGNS[name]
-    errors: dict[str, list[Array]] = {"nobsp": [], "shap": [], "network": []}
-    missed = []
-    for repetition in range(repetitions):
-        generator = np.random.default_rng([repetition, int(10 * correlation), 7])
-        draw = partial(draw_rows, correlation=correlation, generator=generator)
-        network = train_network(design, draw(4000), seed=repetition)
-        explainer = nobsp.NObSP(network, features=list(NAMES)).fit(draw(CALIBRATED))
-        first, second = draw(GROUP) + SHIFT, draw(GROUP)
-        expected = sampled_gaps(design, first, second)
-        comparison = nobsp.compare(explainer(first), explainer(second), draws=100)
-        parts = dict(zip(comparison.terms, comparison.gap.value[:-1, 0], strict=True))
-        errors["nobsp"].append(by_feature(parts) - expected)
+    pairs = [term for term in design.terms if len(term) > 1]
+    generator = np.random.default_rng([repetition, int(10 * correlation), 7])
+    draw = partial(draw_rows, correlation=correlation, generator=generator)
+    network = train_network(design, draw(4000), seed=repetition)
+    calibration = draw(CALIBRATED)
+    groups = draw(GROUP) + SHIFT, draw(GROUP)
+    background = draw(BACKGROUND)
+    many = np.concatenate([draw(MANY // 2) + SHIFT, draw(MANY // 2)])
 
-        predict = partial(predict_with, network)
-        values = shap_values(predict, np.concatenate([first, second]), draw(BACKGROUND))
-        errors["shap"].append(shap_difference(values, generator)[0] - expected)
-        many = np.concatenate([draw(MANY // 2) + SHIFT, draw(MANY // 2)])
-        own = network_parts(predict, design, many, first, second)
-        errors["network"].append(by_feature(own) - expected)
-        missed.append(np.var(predict(many) - design(many)) / np.var(design(many)))
-    return {
-        **{method: float(np.sqrt(np.mean(np.square(values)))) for method, values in errors.items()},
-        "unlearnt": float(np.mean(missed)),
+    predict = partial(predict_with, network)
+    explainer = nobsp.NObSP(network, features=list(NAMES)).fit(calibration)
+    named = nobsp.NObSP(network, features=list(NAMES), interactions=pairs or 0)
+    known = nobsp.NObSP(design, features=list(NAMES), interactions=pairs or 0)
+    parts = {
+        "nobsp": explained_gaps(explainer, *groups),
+        "named": explained_gaps(named.fit(calibration), *groups),
+        "known": explained_gaps(known.fit(calibration), *groups),
+        "shap": shap_gaps(predict, *groups, background),
+        "shap_known": shap_gaps(design, *groups, background),
+        "network": by_feature(network_parts(predict, design, many, *groups)),
     }
+    expected = sampled_gaps(design, *groups)
+    return {
+        "errors": {method: (gaps - expected).tolist() for method, gaps in parts.items()},
+        "unlearnt": float(np.var(predict(many) - design(many)) / np.var(design(many))),
+        "left_out": bool(set(pairs) - set(explainer.terms_)),
+    }
+
+
+def explained_gaps(explainer: nobsp.NObSP, first: Array, second: Array) -> Array:
+    """Our parts of a gap, by feature."""
+    comparison = nobsp.compare(explainer(first), explainer(second), draws=100)
+    parts = zip(comparison.terms, comparison.gap.value[:-1, 0], strict=True)
+    return by_feature({term: float(part) for term, part in parts})
+
+
+def shap_gaps(
+    model: Callable[[Array], Array], first: Array, second: Array, background: Array
+) -> Array:
+    """Differences of mean Shapley values."""
+    values = shap_values(model, np.concatenate([first, second]), background)
+    return np.asarray(values[: len(first)].mean(0) - values[len(first) :].mean(0))
 
 
 def network_parts(

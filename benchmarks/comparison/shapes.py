@@ -160,6 +160,7 @@ def planted(number: int) -> dict[str, Any]:
         "share": float(inside(X).mean()),
         "explained": spots[0].explained,
         "points": len(pointed) > 0,
+        "says_none": not spots[0].interaction,
         "named": spots[0].where,
     }
 
@@ -305,7 +306,9 @@ def report(
                 ),
                 "Found: the first region named shares at least half of the rows in either with the planted one "
                 f"(overlaps {', '.join(format(spot['overlap'], '.2f') for spot in spots)}); {n_pointing} of them point "
-                "to an interaction with a planted feature: a small tree does not see a product of three.",
+                "to an interaction with a planted feature, and "
+                f"{sum(spot.get('says_none', False) for spot in spots)} say that none was found: together with its two "
+                "conditions the product of three is an interaction of five, which a small tree does not see.",
             ),
         ),
         findings=(

@@ -90,7 +90,7 @@ class Comparison:
             their difference over the rows.
         p_value: Probability of so large a gap without any; for two explainers on one table, of functions so far apart
             where both are calibrations of one model (of lists: where all are trainings of one). NaN for what is no
-            term.
+            term, for terms that only one of the two has, and where what calibrating does is not known, as of files.
         q_value: The same as false discovery rates among the terms (Benjamini and Hochberg).
         explained: For two explainers on one table, the R² of what the terms tell of the difference between the two
             models' predictions.
