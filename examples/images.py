@@ -38,7 +38,8 @@ print(f"right on unseen digits: {right:.1%}")
 
 # %%
 # The map is found by running the network. What is usual is the mean over the images it is calibrated on.
-cam = nobsp.NObSPCam(network).fit(images[:600])
+names = [f"a {digit}" for digit in range(10)]
+cam = nobsp.NObSPCam(network, output_names=names).fit(images[:600])
 maps = cam(images[1200:])
 maps
 
