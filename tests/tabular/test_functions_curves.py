@@ -258,3 +258,18 @@ def test_wide_one_hot_groups_get_one_row_per_level():
     explainer = NObSP(make_net(300), features={"city": range(300)}, interactions=0).fit(X)
     curves = explainer.curves()
     assert sorted(curves["level"][:300]) == sorted(f"x{k}" for k in range(300))
+
+
+def test_one_far_row_does_not_take_the_points_of_a_curve_from_the_others() -> None:
+    rows = np.random.default_rng(0).normal(size=(300, 2))
+    rows[0, 0] = 1e4
+    explainer = NObSP(lambda X: np.sin(3 * X[:, 0]) + X[:, 1], features=["a", "b"]).fit(rows)
+
+    curves = {key: np.asarray(column) for key, column in dict(explainer.curves(points=200)).items()}
+    x = curves["x"][curves["feature"] == "a"]
+
+    assert len(x) == 200
+    assert x[0] == rows[:, 0].min()
+    assert x[-1] == 1e4
+    assert (np.diff(x) > 0).all()
+    assert ((x > -2) & (x < 2)).mean() > 0.3

@@ -906,12 +906,24 @@ def _drawn_at(feature: Feature, axis: Axis, points: int) -> tuple[FloatArray, Se
 
     low, high = feature.ranges[0]
     inside = axis.knots[(axis.knots >= low) & (axis.knots <= high)]
-    grid = inside if len(inside) <= _FEW_POINTS else np.linspace(low, high, points)
+    grid = inside if len(inside) <= _FEW_POINTS else _spread_points(inside, low, high, points)
     labels = [""] * len(grid)
     if axis.missing:
         grid = np.append(grid, np.nan)
         labels.append("missing")
     return grid, labels, Chunk({axis.column: grid}, slice(0, len(grid)))
+
+
+def _spread_points(knots: FloatArray, low: float, high: float, points: int) -> FloatArray:
+    """Numbers from end to end, half of them even and half as close as the knots are, which follow rows and bends.
+
+    Even ones alone would pass over most rows where one of them is far from all others.
+    """
+    ends = np.unique(np.concatenate([[low], knots, [high]]))
+    even = (ends - low) / (high - low)
+    by_knots = np.linspace(0, 1, len(ends))
+    spread: FloatArray = np.interp(np.linspace(0, 1, points), (even + by_knots) / 2, ends)
+    return spread
 
 
 def _drawn_at_levels(feature: Feature, axis: LevelAxis) -> tuple[FloatArray, Sequence[str], Chunk]:
