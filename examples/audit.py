@@ -1,8 +1,8 @@
 """An audit: from suspicious labels to a cleaned file
 
 Every data set has wrong labels, and every model makes errors that can be expected. The audit compares the
-evidence behind each prediction with that of its neighbours, says what is suspicious and why, and takes
-decisions back.
+evidence behind each prediction with that of its neighbours, says what is suspicious and why, and your
+decisions become a cleaned label file.
 """
 
 # %%
@@ -47,14 +47,14 @@ found = nobsp.audit(index, activations[1000:], labels[1000:])
 found
 
 # %%
-# Of what is suspected, how much was planted?
+# How many of the suspected labels are really wrong?
 suspects = 1000 + np.flatnonzero(found.mislabels)
 print(
     f"{len(suspects)} suspected, {np.isin(suspects, planted).sum()} of {len(planted)} planted found"
 )
 
 # %%
-# The most suspicious first, with the reason in words, and with the columns that cleanlab has.
+# A table with the most suspicious rows first, the reasons in words, and the columns that cleanlab has.
 print(found.to_frame()[["given_label", "suggested", "label_score", "reason"]].head(4).to_string())
 
 # %%

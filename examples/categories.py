@@ -45,17 +45,17 @@ pipeline = make_pipeline(
 print("right on unseen rows:", f"{pipeline.score(loans[1800:], repaid[1800:]):.1%}")
 
 # %%
-# What is explained are log-odds, before they become probabilities; the second class is the one they speak
-# for.
+# Log-odds are explained, before they become probabilities: those of the second class, here that a loan is
+# repaid.
 explainer = nobsp.NObSP(pipeline, output_names=["repaid"]).fit(loans[1800:2600])
 explainer.health()
 
 # %%
-# A category has bars, a missing number a mark of its own at the side of its curve.
+# Categories are drawn as bars. The effect of a missing number is a mark beside its curve.
 explainer.plot.curves()
 
 # %%
-# One decision. Why was this loan trusted less than others?
+# One decision: why does this loan have a lower chance of being repaid than others?
 ex = explainer(loans[2600:])
 ex.plot.waterfall(int(ex.predictions[:, 0].argmin()))
 

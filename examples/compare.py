@@ -5,7 +5,7 @@ anew? The difference of two accounts is an account itself: one part per term, wi
 """
 
 # %%
-# Orders of two years, made up: people got older, and the shop moved upmarket in between.
+# Made-up orders of two years: customers got older, and the shop became more expensive.
 import numpy as np
 import pandas as pd
 from sklearn.ensemble import HistGradientBoostingRegressor
@@ -56,7 +56,7 @@ anew = nobsp.compare(of_2025(X_2025[1800:]), of_2024(X_2025[1800:]), names=("new
 print(anew.to_frame().round(3).to_string())
 
 # %%
-# **Both at once.** Every term's part as change of rows, of functions, and of both together.
+# **Both at once.** Each term's part is split into a change of rows, a change of functions, and both together.
 both = nobsp.compare(of_2025(X_2025[1800:]), of_2024(X_2024[1800:]), names=("2025", "2024"))
 print(both.to_frame().round(2).to_string())
 

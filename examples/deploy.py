@@ -5,7 +5,7 @@ from, say how well they stand in for it, and can be written as SQL, JavaScript o
 """
 
 # %%
-# Churn, made up, and a network of the kind one would rather not run in a database.
+# Made-up data on customers who leave, and a network, which could not easily run in a database.
 import sqlite3
 
 import numpy as np
@@ -35,12 +35,12 @@ with warnings.catch_warnings():
     model.fit(customers[:1200], left[:1200])
 
 # %%
-# Calibrated on other rows, then compiled.
+# The explainer is fitted to other rows. `compile` returns its functions without the network.
 functions = nobsp.NObSP(model).fit(customers[1200:1800]).compile().with_classes(["stays", "leaves"])
 functions
 
 # %%
-# **Do they stand in for the network?** R² against its log-odds on rows that neither has seen, and how often
+# **Can they replace the network?** R² against its log-odds on rows that neither has seen, and how often
 # both decide alike.
 unseen = customers[1800:]
 labels = np.where(left[1800:], "leaves", "stays")
@@ -68,7 +68,7 @@ answers = pd.read_sql(query, database)
 print(answers.head(3).round(3).T.to_string())
 
 # %%
-# What the database says is what Python says.
+# The database and Python give the same numbers.
 gap = answers["probability of leaves"] - functions.predict_proba(unseen)[:, 1]
 print("largest gap:", f"{abs(gap).max():.0e}")
 database.close()

@@ -37,7 +37,7 @@ with torch.no_grad():
 print(f"right on unseen digits: {right:.1%}")
 
 # %%
-# The map is found by running the network. What is usual is the mean over the images it is calibrated on.
+# The layer with the map is found by running the network. Maps are measured from the mean of the images passed to `fit`.
 names = [f"a {digit}" for digit in range(10)]
 cam = nobsp.NObSPCam(network, output_names=names).fit(images[:600])
 maps = cam(images[1200:])
@@ -48,13 +48,13 @@ maps
 maps[:8].plot.cam_grid(images[1200:1208])
 
 # %%
-# It adds up: the mean of the account, with what it misses, is the logit less the base.
+# The numbers add up: the mean of the map plus the residual is the class's logit minus the base.
 account = maps.account.mean((1, 2)) + maps.class_token + maps.residual
 logit = maps.logits.max(1) - maps.base_values[maps.target]
 print("largest gap:", f"{abs(account - logit).max():.0e}")
 
 # %%
-# Why this and not that? Mistakes, and what speaks for the wrong class rather than for the right one.
+# Why this class and not that one? A mistake, and the evidence for the wrong class rather than the right one.
 unseen, truth = images[1200:], labels[1200:].numpy()
 wrong = (maps.target != truth).nonzero()[0][:4]
 for row in wrong[:1]:

@@ -63,7 +63,7 @@ explainer = nobsp.NObSP(network, output_names=["rent"]).fit(flats[1200:1800])
 explainer
 
 # %%
-# The learned functions, with 90% bands. The grey shape at the foot shows where the rows are.
+# The learned functions, with 90% bands. The grey histogram at the bottom shows where the rows are.
 explainer.plot.curves()
 
 # %%
@@ -92,5 +92,5 @@ gap = account.drop(columns="prediction").sum(axis=1) - account["prediction"]
 print("largest gap:", f"{abs(gap).max():.0e}")
 
 # %%
-# And one file to open anywhere, with sliders that need no server.
+# And one HTML file to open anywhere, with sliders; it needs no server.
 page = nobsp.report(ex, "rents.html", title="Rents", labels=rent[1800:].to_numpy())

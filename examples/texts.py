@@ -64,7 +64,7 @@ with torch.no_grad():
 print(f"right on unseen reviews: {right:.1%}")
 
 # %%
-# The account, word by word. The network answers in two logits, unkind and kind.
+# What each word contributes. The network has two outputs (logits): unkind and kind.
 cam = nobsp.NObSPCam(reader, output_names=["unkind", "kind"]).fit(tokens[:500])
 unseen = tokens[1500:]
 maps = cam(unseen, target=1)

@@ -19,21 +19,21 @@ trees.fit(X[:260], y[:260])
 print(f"R² on unseen patients: {trees.score(X[260:], y[260:]):.2f}")
 
 # %%
-# No head, no gradient is needed: the trees are taken as they are.
+# The trees are used as they are: neither a last layer nor gradients are needed.
 explainer = nobsp.NObSP(trees, output_names=["progression"]).fit(X[260:])
 explainer
 
 # %%
-# The two strongest functions. Where hardly any patients are, the line is pale.
+# The two strongest functions. The line is pale where there are hardly any patients.
 explainer.plot.curves(["bmi", "s5"])
 
 # %%
-# Which features matter: the bar is everything a feature takes part in, the diamond its own function alone.
+# Which features matter. The bar counts the feature's function and its interactions, the diamond the function alone.
 ex = explainer(X[260:])
 ex.plot.importance(max_display=6)
 
 # %%
-# Every patient a point, every term a line.
+# One point per patient, one line per term.
 ex.plot.beeswarm(max_display=6)
 
 # %%

@@ -28,7 +28,7 @@ class Network(nn.Module):
 
 
 # %%
-# Rides on hired bicycles, made up: warm days are good, rain is bad, and at weekends one city goes to the sea.
+# Made-up data on hired bicycles: more rides on warm days, fewer in rain, and at weekends one city cycles to the sea.
 torch.manual_seed(0)
 rng = np.random.default_rng(0)
 numbers = torch.tensor(rng.normal(size=(2500, 2)), dtype=torch.float32)
@@ -61,7 +61,7 @@ explainer = nobsp.NObSP(network, features=features, output_names=["rides"]).fit(
 explainer.health()
 
 # %%
-# The strongest interactions; the trip to the sea is found.
+# The strongest interactions: city × weekday, the trips to the sea, comes first.
 print(explainer.interaction_strengths().head(3).to_string())
 
 # %%

@@ -236,3 +236,19 @@ def test_ordinary_correlation_determines_nothing(correlation: float) -> None:
     own = generator.normal(size=(600, 6))
     rows = correlation**0.5 * common + (1 - correlation) ** 0.5 * own
     assert "determined" not in codes(NObSP(network(6), interactions=0).fit(rows))
+
+
+def test_a_function_that_returns_probabilities_is_told_what_is_explained() -> None:
+    def probabilities(rows: np.ndarray) -> np.ndarray:
+        return np.exp(log_odds(rows)) / np.exp(log_odds(rows)).sum(1, keepdims=True)
+
+    def log_odds(rows: np.ndarray) -> np.ndarray:
+        return np.column_stack([rows[:, 0], -rows[:, 0]])
+
+    rows = np.random.default_rng(0).normal(size=(120, 2))
+    codes = [
+        {finding.code for finding in NObSP(model, interactions=0).fit(rows).health().findings}
+        for model in (probabilities, log_odds)
+    ]
+    assert "log_probabilities" in codes[0]
+    assert "log_probabilities" not in codes[1]
