@@ -22,6 +22,7 @@ from campaign.bad_values import Bad, values_for
 from campaign.outcome import Outcome, defect, judge_error, right
 from campaign.part import Part, generator
 from campaign.public import TARGETS, Target
+from campaign.public_results import RESULTS
 from campaign.subjects import Surroundings, fingerprint, world
 
 # How far apart the account and the prediction may be: single precision through a small network, at the scale of both.
@@ -33,7 +34,7 @@ def _plan() -> tuple[tuple[Target, str, Bad], ...]:
     """Every target with every argument and every bad value of its kind; cases walk through it again and again."""
     return tuple(
         (target, argument, bad)
-        for target in TARGETS
+        for target in (*TARGETS, *RESULTS)
         for argument, kind in target.arguments.items()
         for bad in values_for(kind)
     )

@@ -141,7 +141,9 @@ def _index_add(world: World, _: Path, spoiled: Arguments) -> Any:
     return index.add(**{"X": world.X, "y": world.labels, **spoiled}).query(world.X[:3], 2)
 
 
-def _on_index(method: str, **usual: Any) -> Callable[[World, Path, Arguments], Any]:
+def on_index(method: str, **usual: Any) -> Callable[[World, Path, Arguments], Any]:
+    """A method of the index."""
+
     def call(world: World, _: Path, spoiled: Arguments) -> Any:
         options = dict(usual)
         if "X" in usual:
@@ -186,14 +188,18 @@ def _on(subject: str, method: str, **usual: Any) -> Callable[[World, Path, Argum
     return call
 
 
-def _metric(name: str, usual: Callable[[World], Arguments]) -> Callable[..., Any]:
+def metric_of(name: str, usual: Callable[[World], Arguments]) -> Callable[..., Any]:
+    """A metric with its usual arguments."""
+
     def call(world: World, _: Path, spoiled: Arguments) -> Any:
         return getattr(nobsp.metrics, name)(**{**usual(world), **spoiled})
 
     return call
 
 
-def _plot(name: str, usual: Callable[[World], Arguments]) -> Callable[..., Any]:
+def plot_of(name: str, usual: Callable[[World], Arguments]) -> Callable[..., Any]:
+    """A plot with its usual arguments, drawn on nothing."""
+
     def call(world: World, _: Path, spoiled: Arguments) -> Any:
         import matplotlib as mpl
 
@@ -529,26 +535,26 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "ContributionIndex.query",
         {"X": "rows", "k": "count", "exclude": "labels"},
-        _on_index("query", X=0, k=3),
+        on_index("query", X=0, k=3),
     ),
     Target(
         "ContributionIndex.kneighbors",
         {"X": "rows", "n_neighbors": "count"},
-        _on_index("kneighbors", X=0, n_neighbors=3),
+        on_index("kneighbors", X=0, n_neighbors=3),
         also=("X", "k", "model"),
     ),
     Target(
         "ContributionIndex.duplicates",
         {"threshold": "share", "k": "count", "X": "rows"},
-        _on_index("duplicates"),
+        on_index("duplicates"),
     ),
     Target(
         "ContributionIndex.influence",
         {"X": "rows", "target": "labels", "k": "count"},
-        _on_index("influence", X=0),
+        on_index("influence", X=0),
         also=("model", "X", "head"),
     ),
-    Target("ContributionIndex.prototypes", {"per_class": "count"}, _on_index("prototypes")),
+    Target("ContributionIndex.prototypes", {"per_class": "count"}, on_index("prototypes")),
     Target("ContributionIndex.save", {"path": "path"}, _save("index")),
     Target(
         "ContributionIndex.load",
@@ -613,7 +619,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "metrics.attribution_faithfulness",
         {"attributions": "array", "effects": "array", "groups": "any"},
-        _metric(
+        metric_of(
             "attribution_faithfulness",
             lambda w: {"attributions": _attributions(w), "effects": _attributions(w)},
         ),
@@ -622,7 +628,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "metrics.delta_agreement",
         {"attributions": "array", "outputs": "array", "pairs": "object"},
-        _metric(
+        metric_of(
             "delta_agreement",
             lambda w: {"attributions": w.X, "outputs": w.X.sum(1), "pairs": _pairs(w)},
         ),
@@ -639,26 +645,26 @@ TARGETS: tuple[Target, ...] = (
             "max_rows": "count",
             "seed": "count",
         },
-        _metric("find_pairs", lambda w: {"X": w.X}),
+        metric_of("find_pairs", lambda w: {"X": w.X}),
         takes=(*ANY_WIDTH, *ANY_NAMES),
     ),
     Target(
         "metrics.function_reproduction",
         {"contributions": "array", "truth": "array", "outputs": "array"},
-        _metric("function_reproduction", lambda w: {"contributions": w.X, "truth": w.X}),
+        metric_of("function_reproduction", lambda w: {"contributions": w.X, "truth": w.X}),
         also=("contributions", "truth", "outputs"),
         may_be_nan=True,
     ),
     Target(
         "metrics.gini_sparseness",
         {"attributions": "array"},
-        _metric("gini_sparseness", lambda _: {}),
+        metric_of("gini_sparseness", lambda _: {}),
     ),
-    Target("metrics.sparseness", {"attributions": "array"}, _metric("sparseness", lambda _: {})),
+    Target("metrics.sparseness", {"attributions": "array"}, metric_of("sparseness", lambda _: {})),
     Target(
         "metrics.at_target",
         {"values": "array", "target": "labels"},
-        _metric("at_target", lambda w: {"values": w.X, "target": w.labels}),
+        metric_of("at_target", lambda w: {"values": w.X, "target": w.labels}),
         also=("values", "target"),
     ),
     Target(
@@ -671,7 +677,7 @@ TARGETS: tuple[Target, ...] = (
             "target": "labels",
             "batch_size": "count",
         },
-        _metric(
+        metric_of(
             "ablation_effects", lambda w: {"model": w.network, "X": w.X, "baseline": np.zeros(3)}
         ),
         takes=ANY_NAMES,
@@ -689,7 +695,7 @@ TARGETS: tuple[Target, ...] = (
             "baseline": "array",
             "batch_size": "count",
         },
-        _metric(
+        metric_of(
             "region_deletion_auc",
             lambda w: {
                 "model": w.image_network,
@@ -702,17 +708,17 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "plots.waterfall",
         {"ex": "object", "row": "name", "output": "name", "max_display": "count"},
-        _plot("waterfall", lambda w: {"ex": w.explanation, "output": 0}),
+        plot_of("waterfall", lambda w: {"ex": w.explanation, "output": 0}),
     ),
     Target(
         "plots.beeswarm",
         {"ex": "object", "output": "name", "max_display": "count"},
-        _plot("beeswarm", lambda w: {"ex": w.explanation, "output": 0}),
+        plot_of("beeswarm", lambda w: {"ex": w.explanation, "output": 0}),
     ),
     Target(
         "plots.ledger",
         {"ex": "object", "output": "name", "max_display": "count"},
-        _plot("ledger", lambda w: {"ex": w.explanation, "output": 0}),
+        plot_of("ledger", lambda w: {"ex": w.explanation, "output": 0}),
     ),
     Target(
         "plots.curves",
@@ -726,22 +732,22 @@ TARGETS: tuple[Target, ...] = (
             "max_display": "count",
             "truth": "any",
         },
-        _plot("curves", lambda w: {"explainer": w.explainer, "output": 0}),
+        plot_of("curves", lambda w: {"explainer": w.explainer, "output": 0}),
     ),
     Target(
         "plots.health",
         {"what": "object", "max_display": "count"},
-        _plot("health", lambda w: {"what": w.explainer}),
+        plot_of("health", lambda w: {"what": w.explainer}),
     ),
     Target(
         "plots.importance",
         {"what": "object", "output": "name", "max_display": "count"},
-        _plot("importance", lambda w: {"what": w.explainer}),
+        plot_of("importance", lambda w: {"what": w.explainer}),
     ),
     Target(
         "plots.interaction",
         {"explainer": "object", "pair": "name", "output": "name", "points": "count"},
-        _plot(
+        plot_of(
             "interaction",
             lambda w: {"explainer": w.explainer, "pair": ("age", "income"), "output": 0},
         ),
@@ -749,7 +755,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "plots.interaction_matrix",
         {"what": "object", "output": "name", "max_display": "count"},
-        _plot("interaction_matrix", lambda w: {"what": w.explanation}),
+        plot_of("interaction_matrix", lambda w: {"what": w.explanation}),
     ),
     Target(
         "plots.cam_grid",
@@ -761,7 +767,7 @@ TARGETS: tuple[Target, ...] = (
             "opacity": "share",
             "max_display": "count",
         },
-        _plot("cam_grid", lambda w: {"maps": w.maps, "images": w.images}),
+        plot_of("cam_grid", lambda w: {"maps": w.maps, "images": w.images}),
     ),
     Target(
         "plots.retrieval_panel",
@@ -772,7 +778,7 @@ TARGETS: tuple[Target, ...] = (
             "row": "name",
             "max_display": "count",
         },
-        _plot(
+        plot_of(
             "retrieval_panel",
             lambda w: {
                 "query": make_images(images=ROWS),

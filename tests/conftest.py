@@ -57,6 +57,7 @@ def _surroundings() -> dict[str, Any]:
         "threads of torch": torch.get_num_threads(),
         "gradients": torch.is_grad_enabled(),
         "default type": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
         "inference mode": torch.is_inference_mode_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "folder": os.getcwd(),

@@ -263,3 +263,75 @@ def test_a_rival_is_one_class(cam_and_images, against):
     cam, images = cam_and_images
     with pytest.raises((TypeError, ValueError), match="against"):
         cam(images, against=against)
+
+
+def test_warnings_are_of_the_line_that_called(explainer):
+    with pytest.warns(nobsp.tabular.explainer.ExplainedWorseWarning) as caught:
+        explainer(50.0 + np.random.default_rng(0).normal(size=(300, 3)))
+    assert caught[0].filename == __file__
+
+
+BAD_ARGUMENTS = {
+    "score: one label": lambda f, X: f.score(X, 3.7),
+    "score: complex labels": lambda f, X: f.score(X, X[:, :2] + 1j),
+    "score: sample_weight below zero": lambda f, X: f.score(X, X[:, :2], -np.ones(len(X))),
+    "score: sample_weight of zero": lambda f, X: f.score(X, X[:, :2], np.zeros(len(X))),
+    "score: sample_weight too short": lambda f, X: f.score(X, X[:, :2], np.ones(3)),
+    "edit: rule": lambda f, X: f.edit("x0", 3, X, output=0),
+    "drop: take_over": lambda f, X: f.drop("x0", X, take_over=np.zeros(2)),
+    "with_classes: classes as a text": lambda f, _: f.with_classes("ab"),
+    "with_classes: classes as a number": lambda f, _: f.with_classes(3),
+    "to_sql: table": lambda f, _: f.to_sql(None),
+    "to_sql: contributions": lambda f, _: f.to_sql("t", contributions=np.zeros(2)),
+    "onnx_inputs: complex X": lambda f, X: f.onnx_inputs(X + 1j),
+    "onnx_inputs: X of texts": lambda f, X: f.onnx_inputs(X.astype(str)),
+    "to_onnx: like": lambda f, X: f.to_onnx("f.onnx", like=X.astype("datetime64[s]")),
+}
+NAMES = (
+    "y",
+    "sample_weight",
+    "rule",
+    "take_over",
+    "classes",
+    "table",
+    "contributions",
+    "X",
+    "like",
+)
+
+
+@pytest.mark.parametrize("case", BAD_ARGUMENTS)
+def test_functions_refuse_what_has_no_meaning(explainer, case):
+    X = np.random.default_rng(0).normal(size=(24, 3))
+    names = "|".join(name for name in NAMES if name in case) or "y"
+    with pytest.raises((TypeError, ValueError), match=rf"\b({names})\b"):
+        BAD_ARGUMENTS[case](explainer.compile(), X)
+
+
+def test_comparisons_refuse_what_has_no_meaning(explainer):
+    X = np.random.default_rng(0).normal(size=(24, 3))
+    compared = nobsp.compare(explainer(X), explainer(X[:20]), draws=100)
+    for spoiled in ({"feature": "x9"}, {"x": 3.0}, {"x": X}, {"side": 2}, {"side": None}):
+        usual = {"feature": "x0", "x": X[:, 0], "side": 0, "output": 0}
+        with pytest.raises(ValueError, match=next(iter(spoiled))):
+            compared.curve(**{**usual, **spoiled})
+    with pytest.raises(ValueError, match="feature"):
+        compared.along(np.zeros(2), output=0)
+    with pytest.raises(ValueError, match="random_state"):
+        nobsp.compare(explainer(X), explainer(X), draws=100, random_state=-1)
+
+
+@pytest.mark.parametrize("option", ["connectivity", "candidates", "threads", "dtype"])
+def test_options_of_usearch_are_checked(option):
+    with pytest.raises(ValueError, match=option):
+        nobsp.Usearch(**{option: -1})
+    assert nobsp.Usearch(connectivity=np.int64(8)).connectivity == 8
+
+
+def test_distillers_refuse_teachers_of_other_outputs(explainer):
+    X = np.random.default_rng(0).normal(size=(24, 3))
+    three = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 3))
+    with pytest.raises(ValueError, match="teacher"):
+        nobsp.NObSPClassifier(three, interactions=0).fit(X, X[:, 0] > 0)
+    with pytest.raises(ValueError, match="random_state"):
+        nobsp.NObSPClassifier(three, random_state=-1).fit(X, np.arange(24) % 3)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -28,6 +30,16 @@ def quote(value: object) -> str:
     if len(text) <= _MOST_QUOTED:
         return text
     return f"{text[:_MOST_QUOTED]}... ({type(value).__name__})"
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns at the line that called the package, whatever functions of the package stand between."""
+    frame = sys._getframe(1)
+    level = 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("nobsp."):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def require_choice(name: str, value: object, choices: Sequence[object]) -> None:
@@ -153,6 +165,18 @@ def numbers_of(values: ArrayLike, *, name: str, dtype: Any = np.float64) -> AnyA
         return np.asarray(array, dtype=dtype if array.dtype.kind != "O" else np.float64)
     except (TypeError, ValueError, OverflowError) as failure:
         raise TypeError(f"{name} must be real numbers, found {quote(values)}.") from failure
+
+
+def weights_of(values: ArrayLike, *, n_rows: int, name: str = "sample_weight") -> AnyArray:
+    """One weight per row, finite, none below zero and some above it."""
+    weights = numbers_of(values, name=name)
+    if weights.shape != (n_rows,):
+        raise ValueError(
+            f"{name} must be one weight for each of the {n_rows} rows, found shape {weights.shape}."
+        )
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+        raise ValueError(f"{name} must be finite weights of zero or more, some of them above zero.")
+    return weights
 
 
 def as_numpy(values: ArrayLike) -> AnyArray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import nobsp
 from campaign import runner
 from campaign.outcome import Outcome, judge_error, right
 from campaign.part import Part
 from campaign.parts import NAMES, part_named
+from campaign.public import TARGETS
+from campaign.public_results import RESULTS
 from campaign.runner import run_cases, run_part
 from campaign.soak import find_growth
 
@@ -38,6 +43,43 @@ def test_a_sample_of_a_part_has_no_defect(name: str) -> None:
     }
     assert len(outcomes) == part.sample
     assert defects == {}
+
+
+# Results, which have nothing to be called with, and what scikit-learn, Milvus and the engines do by themselves.
+NOT_CALLED = re.compile(
+    r"(ActivationMaps|Audit|Comparison|Explanation|Finding|Functions|Health|Influence|Milvus|Neighbors"
+    r"|PartsExplanation|Pruned|Ranks|ShapeCheck|WeakSpot)"
+    r"|metrics\.[A-Z]\w+|plots\.signal|\w+\.(get|set)_\w+|\w+\.(start|close|issue_manager|evidence_source)"
+    # Rows of estimators are checked by scikit-learn, in the words that its own tests ask for.
+    r"|(NObSPClassifier|NObSPRegressor|Selector)\.\w+|Functions\.fit"
+    # The same as another name.
+    r"|(NObSP|NObSPCam)\.explain|PartsExplanation\.(contrast|order|to_frame|to_probability|to_shap|top)"
+)
+
+
+def public_names() -> set[str]:
+    """Every public function, class and method that takes something."""
+    names: set[str] = set()
+    for name in nobsp.__all__:
+        value = getattr(nobsp, name)
+        if inspect.ismodule(value):
+            names |= {f"{name}.{inner}" for inner in value.__all__}
+        elif callable(value):
+            names.add(name)
+        if inspect.isclass(value):
+            methods = inspect.getmembers(value, callable)
+            names |= {
+                f"{name}.{method}"
+                for method, function in methods
+                if not method.startswith("_") and len(inspect.signature(function).parameters) > 1
+            }
+    return names
+
+
+def test_every_public_name_is_tried() -> None:
+    tried = {target.name for target in (*TARGETS, *RESULTS)}
+    missing = {name for name in public_names() - tried if not NOT_CALLED.fullmatch(name)}
+    assert missing == set()
 
 
 def test_a_case_is_the_same_whatever_ran_before_it() -> None:

@@ -22,6 +22,7 @@ import nobsp
 from nobsp.network import Readout
 from nobsp.network.guest import NotAFunctionError, evaluation_mode
 from tests.processes import LONGEST_RUN, run_forked
+from tests.tolerances import assert_same_to_rounding
 
 # Every so-manyth line of our own code is interrupted; a prime, so that loops are met at different places.
 EVERY = 29
@@ -377,3 +378,51 @@ def test_global_numbers_that_a_model_draws_are_put_back(monkeypatch: pytest.Monk
     assert position == numpy_state[1]
     assert np.array_equal(words, numpy_state[0])
     assert random.getstate() == python_state
+
+
+class MakesTensors(nn.Module):
+    """Makes a tensor in every pass, and notes where."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.devices: list[str] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.devices.append(torch.zeros(1).device.type)
+        result: Tensor = self.layers(x)
+        return result
+
+
+def numbers_of_all_calls(network: nn.Module, rows: Any) -> list[np.ndarray]:
+    """What the calls that make tensors of their own give."""
+    explainer = nobsp.NObSP(network, interactions=0, background=8).fit(rows)
+    index = nobsp.ContributionIndex(explainer).fit(rows, np.arange(len(rows)) % 2)
+    functions = explainer.compile()
+    checked = explainer.check_shape("x0", "increasing", rows, output=0)
+    return [
+        explainer(rows).values,
+        np.asarray(explainer.score(rows)),
+        np.asarray(explainer.health(rows).explained),
+        np.asarray(functions.fidelity(rows, network)),
+        np.asarray(checked.rate),
+        index.query(rows, 3).distances,
+        nobsp.audit(index, rows, np.arange(len(rows)) % 2, k=3).joint,
+    ]
+
+
+def test_a_default_device_is_the_models_alone() -> None:
+    # No numbers are on "meta", so that it stands for a card whose tensors cannot be mixed with ours.
+    network = MakesTensors().eval()
+    rows = np.random.default_rng(0).normal(size=(60, 3))
+    expected = numbers_of_all_calls(network, rows)
+    network.devices.clear()
+    torch.set_default_device("meta")
+    try:
+        computed = numbers_of_all_calls(network, rows)
+        assert torch.zeros(1).device.type == "meta"
+    finally:
+        torch.set_default_device(None)
+    assert set(network.devices) == {"meta"}
+    for with_device, without in zip(computed, expected, strict=True):
+        assert_same_to_rounding(with_device, without)

@@ -114,6 +114,7 @@ def compare(
     names = require_names(names)
     level = require_number("level", level, above=0, below=1)
     require_whole_number("draws", draws, least=100)
+    require_whole_number("random_state", random_state, least=0)
     _require_draws_beyond(level, draws)
     require_number("least_change", least_change, least=0)
     kind = find_kind(first, second)

@@ -10,7 +10,7 @@ import numpy as np
 
 from nobsp import notebook
 from nobsp._typing import AnyArray, FloatArray, NativeFrame
-from nobsp.arguments import count, require_number, require_whole_number
+from nobsp.arguments import array_of, count, quote, require_number, require_whole_number, suggest
 from nobsp.base import Finding, Plots, describe_findings
 from nobsp.comparison.pairing import Kind, Side
 from nobsp.comparison.ranges import feature_values, function_of, gap_along
@@ -187,10 +187,12 @@ class Comparison:
             mean contribution there), part.
         """
         require_whole_number("bins", bins)
+        self._require_feature(feature)
         return as_table(gap_along(self.sides, feature, self.find_output(output), int(bins)))
 
     def feature_values(self, feature: str) -> tuple[AnyArray, AnyArray]:
         """A feature's values in the rows of both accounts."""
+        self._require_feature(feature)
         first, second = (feature_values(side, feature) for side in self.sides)
         return first, second
 
@@ -208,12 +210,27 @@ class Comparison:
         Returns:
             What the feature contributes there; zero where a model has no function of it.
         """
+        self._require_feature(feature)
+        require_whole_number("side", side, least=0)
+        if side > 1:
+            raise ValueError(f"side must be 0 or 1, found {quote(side)}.")
+        values = array_of(x, name="x")
+        if values.ndim != 1:
+            raise ValueError(f"x must be a list of values, found shape {values.shape}.")
+
         position = self.find_output(output)
         curves = [
-            function_of(account, feature, position, np.asarray(x))
+            function_of(account, feature, position, values)
             for account in self.sides[side].trainings
         ]
         return np.asarray(np.mean(curves, axis=0))
+
+    def _require_feature(self, feature: object) -> None:
+        """An error for the name of a feature that neither side has."""
+        if not isinstance(feature, str) or feature not in self.feature_names:
+            raise ValueError(
+                f"feature {quote(feature)} is not there; {suggest(feature, self.feature_names)}"
+            )
 
     def changed(
         self, rate: float = USUAL_RATE, *, output: int | str | None = None

@@ -22,8 +22,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, ModelLike, TableLike
+from nobsp.arguments import require_flag, require_whole_number
 from nobsp.estimators.correcting import correct
 from nobsp.frames import frame_of, take_rows
+from nobsp.network.guest import keeps_torch_modes
 from nobsp.tabular import Functions, NObSP
 
 # Share of the rows that a teacher of our own does not see, so that labels there can correct its functions.
@@ -54,6 +56,9 @@ class _Distiller(ABC, BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, X: TableLike, y: AnyArray, teacher: ModelLike) -> Self:
         """Fits a teacher where there is none, takes its functions, and corrects them where that is asked for."""
+        require_flag("correct", self.correct)
+        if self.random_state is not None:
+            require_whole_number("random_state", self.random_state, least=0)
         rows = X
         labels = y
         if teacher is None:
@@ -168,6 +173,7 @@ class NObSPRegressor(RegressorMixin, _Distiller):  # type: ignore[misc]
         True
     """
 
+    @keeps_torch_modes
     def fit(self, X: TableLike, y: ArrayLike, teacher: ModelLike = None) -> Self:
         """Takes the functions of a teacher.
 
@@ -235,6 +241,7 @@ class NObSPClassifier(ClassifierMixin, _Distiller):  # type: ignore[misc]
         ((200, 2), True)
     """
 
+    @keeps_torch_modes
     def fit(self, X: TableLike, y: ArrayLike, teacher: ModelLike = None) -> Self:
         """Takes the functions of a teacher; see `NObSPRegressor.fit`.
 
@@ -268,7 +275,13 @@ class NObSPClassifier(ClassifierMixin, _Distiller):  # type: ignore[misc]
         n_expected = 2 if len(functions.output_names) == 1 else len(functions.output_names)
         if not functions.classes and len(self.classes_) == n_expected:
             functions = functions.with_classes(self.classes_.tolist())
-        unknown = set(np.unique(y).tolist()) - set(functions.classes_.tolist())
+        known = getattr(functions, "classes_", None)
+        if known is None:
+            raise ValueError(
+                f"teacher has {len(functions.output_names)} outputs, which are not those of the "
+                f"{len(self.classes_)} classes of y; pass a classifier of these classes."
+            )
+        unknown = set(np.unique(y).tolist()) - set(known.tolist())
         if unknown:
             raise ValueError(
                 f"y has classes that the teacher does not know: {sorted(map(str, unknown))}."

@@ -11,6 +11,7 @@ from sklearn.feature_selection import SelectorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nobsp._typing import AnyArray, ArrayLike, ModelLike, TableLike
+from nobsp.network.guest import keeps_torch_modes
 from nobsp.tabular import NObSP
 
 
@@ -42,6 +43,7 @@ class Selector(SelectorMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignor
         self.share = share
         self.max_forward_rows = max_forward_rows
 
+    @keeps_torch_modes
     def fit(self, X: TableLike, y: ArrayLike | None = None) -> Self:
         """Finds the columns.
 

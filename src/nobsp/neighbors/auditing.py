@@ -28,6 +28,7 @@ from nobsp.neighbors.typicality import (
     trust_classes,
     trust_values,
 )
+from nobsp.network.guest import keeps_torch_modes
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -335,6 +336,7 @@ class Audit(NamesFromElsewhere):
         return f"Audit({len(self)} rows: {counts})"
 
 
+@keeps_torch_modes
 def audit(
     index: ContributionIndex,
     X: TableLike = None,

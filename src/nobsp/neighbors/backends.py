@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nobsp import serialization
+from nobsp.arguments import require_choice, require_whole_number
 from nobsp.neighbors.evidence import Outcomes, Rows
 from nobsp.neighbors.search import (
     Backend,
@@ -40,6 +41,15 @@ _MESSAGE_BYTES = 8 << 20
 _LEAST_WIDTH = 2
 _MOST_WIDTH = 32768
 _MOST_IDS = 4096
+# The least that options of usearch may be.
+_LEAST_OPTIONS = {
+    "connectivity": 2,
+    "expansion_add": 1,
+    "expansion_search": 1,
+    "candidates": 1,
+    "candidates_by_activation": 1,
+    "threads": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,13 @@ class Usearch:
     candidates: int = 32
     candidates_by_activation: int = 256
     threads: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks the options, and makes numbers of numpy those that usearch takes."""
+        require_choice("dtype", self.dtype, ("i8", "f16", "f32", None))
+        for name, least in _LEAST_OPTIONS.items():
+            require_whole_number(name, getattr(self, name), least=least)
+            object.__setattr__(self, name, int(getattr(self, name)))
 
 
 class Graphs(Exact):

@@ -346,6 +346,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         )  # an error now rather than at the first query
         return other
 
+    @keeps_torch_modes
     def prototypes(self, per_class: int = 3) -> Prototypes:
         """Rows that stand for each class: together as similar as possible to all rows with the class's label.
 
@@ -406,6 +407,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             parts.append(torch.where(is_right, rows.predicted, -1))
         return torch.cat(parts)
 
+    @keeps_torch_modes
     def duplicates(self, threshold: float = 0.1, *, k: int = 8, X: TableLike = None) -> Duplicates:
         """Rows that are nearly the same: to the network, or as images.
 
@@ -478,6 +480,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             flags.append(bool((labels != labels[0]).any()))
         return np.array(flags, dtype=bool)
 
+    @keeps_torch_modes
     def influence(
         self,
         X: TableLike,
@@ -516,6 +519,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             require_whole_number("k", k)
         return leave_out(self._fitted, self._read(X), target, k, sample_weight)
 
+    @keeps_torch_modes
     def representer_shares(
         self, X: TableLike, *, target: Any = None, k: int | None = None
     ) -> RepresenterShares:

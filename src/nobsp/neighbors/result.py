@@ -266,6 +266,7 @@ class RankedRows(Answers):
         )
 
     def _largest(self, k: int) -> NDArray[np.int64]:
+        require_whole_number("k", k)
         order = np.argsort(-np.abs(self.values), axis=1, kind="stable")
         return order[:, :k].astype(np.int64)
 

@@ -37,6 +37,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
@@ -47,6 +49,8 @@ from nobsp.arguments import quote, suggest
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+Hook = Callable[..., Any]
 
 # Where autocast may be on; asking for other kinds of devices may fail.
 _AUTOCAST = ("cpu", "cuda")
@@ -109,7 +113,12 @@ def keeps_torch_modes(function: Callable[Arguments, Result]) -> Callable[Argumen
     @wraps(function)
     def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         modes = TorchModes.now()
-        return run_and_restore(partial(function, *args, **kwargs), modes.restore)
+
+        def run() -> Result:
+            _ignore_default_device()
+            return function(*args, **kwargs)
+
+        return run_and_restore(run, modes.restore)
 
     return guarded
 
@@ -143,6 +152,7 @@ def run_in_ordinary_modes(work: Callable[[], Result]) -> Result:
         if torch.is_inference_mode_enabled():
             no_inference = torch._C._InferenceMode(False)
         ordinary.restore()
+        _ignore_default_device()
         return work()
 
     def restore() -> None:
@@ -153,11 +163,66 @@ def run_in_ordinary_modes(work: Callable[[], Result]) -> Result:
     return run_and_restore(run, restore)
 
 
+class _NewTensors(TorchFunctionMode):
+    """Puts tensors that are made on a device, unless they say where they belong."""
+
+    def __init__(self, device: torch.device, *, of_caller: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.of_caller = of_caller  # where the caller wants them
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The result of the call, with a device where it has none."""
+        options = dict(kwargs or {})
+        if func in _device_constructors() and options.get("device") is None:
+            options["device"] = self.device
+        return func(*args, **options)
+
+
+def _ignore_default_device() -> None:
+    """Makes new tensors on the processor, wherever the caller wants them; `TorchModes.restore` ends it."""
+    if torch._C._len_torch_function_stack() == 0:
+        return
+    of_caller = torch.get_default_device()
+    if of_caller.type != "cpu":
+        mode = _NewTensors(torch.device("cpu"), of_caller=of_caller)
+        torch._C._push_on_torch_function_stack(mode)
+
+
+def _device_of_caller() -> torch.device | None:
+    """Where the caller makes new tensors, if that is elsewhere than on the processor."""
+    depth = torch._C._len_torch_function_stack()
+    modes = [torch._C._get_function_stack_at(level) for level in range(depth)]
+    ours = [mode for mode in modes if isinstance(mode, _NewTensors)]
+    return ours[-1].of_caller if ours else None
+
+
+def _as_caller_makes_tensors() -> Any:
+    """The caller's default device for the time of a pass: a model may make tensors too."""
+    device = _device_of_caller()
+    return nullcontext() if device is None else _NewTensors(device, of_caller=device)
+
+
+def _on_processor(hook: Hook) -> Hook:
+    """A hook that makes its tensors on the processor, though it is called in the middle of a pass."""
+
+    @wraps(hook)
+    def guarded(*args: Any, **options: Any) -> Any:
+        device = _device_of_caller()
+        if device is None:
+            return hook(*args, **options)
+        with _NewTensors(torch.device("cpu"), of_caller=device):
+            return hook(*args, **options)
+
+    return guarded
+
+
 # ---------------------------------------------------------------------- the visit
 
 
 Side = Literal["output", "input"]
-Hook = Callable[..., Any]
 
 
 class Visit:
@@ -174,7 +239,11 @@ class Visit:
     def __call__(self, x: Tensor) -> Any:
         """The result of one forward pass."""
         count_rows(len(x))
-        with _ordinary_precision(x.device), _eagerly(self._runs_compiled_code()):
+        with (
+            _ordinary_precision(x.device),
+            _eagerly(self._runs_compiled_code()),
+            _as_caller_makes_tensors(),
+        ):
             return _in_grad_mode(self.gradients, lambda: self._forward(x))
 
     def part(self, module: nn.Module) -> nn.Module:
@@ -184,7 +253,7 @@ class Visit:
     @contextmanager
     def observing(self, part: nn.Module, side: Side, hook: Hook) -> Iterator[None]:
         """Calls `hook` before a module runs, with its keywords, or after it has run."""
-        observer = _Observer(self.part(part), side, hook)
+        observer = _Observer(self.part(part), side, _on_processor(hook))
         if self._stand_in is not None:
             handle = observer.register()
             try:

@@ -239,6 +239,8 @@ def explain_parts(
     row_shape = tuple(rows.tensor.shape[1:])
     _require_shape(reference, row_shape, name="background")
     require_deterministic(module, reference)
+    if isinstance(target, type):
+        raise TypeError(f"target must be numbers of outputs or a function, found {quote(target)}.")
 
     with watching(module, target) as record:
         anatomy = dissect(record, reference.tensor.to(reference.device), parts)
@@ -516,6 +518,7 @@ def measure_ablation(
             picked = _columns(columns, tape.rows)
             account = anatomy.account(tape, subject.means, picked)
             contributions = account.contributions[:, terms]
+            _require_finite(account.outputs)
             lost = torch.full_like(contributions, torch.nan)
             for position in chosen:
                 without = anatomy.ablate(tape, subject.means, parts[position])
@@ -568,7 +571,14 @@ def read_lens(explanation: PartsExplanation, X: ArrayLike) -> Lens:
                 for position in depths.values()
             ]
             outputs.append(torch.stack(at_depths, dim=1))
+            _require_finite(outputs[-1])
     return Lens(_joined(outputs, len(rows.tensor)), tuple(depths), explanation.output_names)
+
+
+def _require_finite(outputs: Tensor) -> None:
+    """An error where a model has no answer for some rows."""
+    if not bool(outputs.isfinite().all()):
+        raise ValueError("model answers NaN or infinity for rows of X.")
 
 
 def _depths(anatomy: Anatomy) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,10 @@ from nobsp.arguments import (
     as_numpy,
     names_of,
     percent,
+    quote,
     require_choice,
     require_number,
+    require_parts,
     require_whole_number,
 )
 from nobsp.plots import _axes
@@ -204,6 +206,7 @@ def confusions(
         The axes, shape (pairs, 2).
     """
     require_whole_number("max_display", max_display)
+    require_parts("found", found, ("pairs",), wanted="what nobsp.confusions returned")
     shown = found.pairs[:max_display]
     if not shown:
         raise ValueError("found has no pairs: no image was taken for another class.")
@@ -416,6 +419,8 @@ def _tinted(maps: ActivationMaps, tokens: Sequence[str], row: int) -> list[tuple
     """Each token with its share and its colour."""
     from matplotlib.colors import to_hex
 
+    if not isinstance(tokens, Iterable):
+        raise TypeError(f"tokens must be the words of one text, found {quote(tokens)}.")
     nested = [token for token in tokens if isinstance(token, list | tuple)]
     if isinstance(tokens, str) or nested:
         kind = "a text" if isinstance(tokens, str) else "lists"

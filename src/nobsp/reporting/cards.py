@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, TableLike
-from nobsp.arguments import array_of, count, require_mapping, require_text
+from nobsp.arguments import array_of, count, quote, require_mapping, require_text
 from nobsp.base import Finding
 from nobsp.comparison import Comparison, compare
 from nobsp.drafts import check_path, replacing
@@ -106,6 +106,8 @@ def card(
         raise TypeError(f"explainer must be a calibrated NObSP, found {type(explainer).__name__}.")
     if isinstance(checks, ShapeCheck):
         checks = (checks,)
+    if not isinstance(checks, Sequence):
+        raise TypeError(f"checks must be what check_shape returned, found {quote(checks)}.")
     for number, check in enumerate(checks):
         if not isinstance(check, ShapeCheck):
             raise TypeError(

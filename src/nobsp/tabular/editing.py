@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nobsp._typing import AnyArray, FloatArray, ModelLike, TableLike
-from nobsp.arguments import require_number
+from nobsp.arguments import quote, require_flag, require_number
 from nobsp.base import Finding, sort_findings
 from nobsp.numerics import evenly_spaced
 from nobsp.tabular.health import Health, r_squared
@@ -183,6 +183,7 @@ def drop(
     functions: Functions, feature: str, X: TableLike, *, take_over: bool, model: ModelLike
 ) -> Functions:
     """The functions without a feature; the others say in its place what they can, where that is asked for."""
+    require_flag("take_over", take_over)
     position = feature_position(functions, feature)
     if _is_dropped(functions, position):
         raise ValueError(f"feature {feature!r} was dropped already.")
@@ -220,6 +221,8 @@ def _chosen_outputs(functions: Functions, output: int | str | None) -> list[int]
 def _require_output(functions: Functions, rule: Rule, output: int | str | None) -> None:
     """An error where one direction, or one function, would be meant for several outputs at once."""
     names = functions.output_names
+    if isinstance(rule, type) or not (callable(rule) or isinstance(rule, str)):
+        raise TypeError(f"rule must be a text, or a function of values, found {quote(rule)}.")
     for_one = callable(rule) or rule.strip().lower() in _DIRECTIONS
     if for_one and output is None and len(names) > 1:
         raise ValueError(

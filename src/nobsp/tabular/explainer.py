@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -17,7 +16,7 @@ from torch import nn
 
 from nobsp import notebook
 from nobsp._typing import AnyArray, ArrayLike, ModelLike, NativeFrame, Shape, TableLike
-from nobsp.arguments import quote, require_whole_number
+from nobsp.arguments import quote, require_whole_number, warn_caller
 from nobsp.base import Explainer, Plots, sort_findings
 from nobsp.calibration import Engine, Run, choose_engine
 from nobsp.calibration.ray import RayRun
@@ -216,7 +215,7 @@ class NObSP(Explainer):
         )
         for finding in estimate.functions.state.findings:
             if finding.severity == "error":
-                warnings.warn(f"{finding.subject}: {finding.message}", stacklevel=3)
+                warn_caller(f"{finding.subject}: {finding.message}")
         return self
 
     def merge(self, other: NObSP) -> Self:
@@ -307,8 +306,9 @@ class NObSP(Explainer):
         )
         if finding is not None and finding.severity == "warning":
             _WARNED.add(self._fitted)
-            warnings.warn(finding.message, ExplainedWorseWarning, stacklevel=4)
+            warn_caller(finding.message, ExplainedWorseWarning)
 
+    @keeps_torch_modes
     def score(
         self,
         X: TableLike,
@@ -516,6 +516,7 @@ class NObSP(Explainer):
                 batch_size=int(self.batch_size),
             )
 
+    @keeps_torch_modes
     def weak_spots(
         self,
         X: TableLike,
@@ -652,6 +653,7 @@ class NObSP(Explainer):
         """
         return self._fitted.functions.importance(kind)
 
+    @keeps_torch_modes
     def health(self, X: TableLike = None) -> Health:
         """What is worth knowing before the numbers are believed, each with what to do about it.
 
@@ -701,6 +703,7 @@ class NObSP(Explainer):
         are_probabilities = functions.link == "identity" and hasattr(self.model, "predict_proba")
         return replace(functions, classes=classes, are_probabilities=are_probabilities)
 
+    @keeps_torch_modes
     def fewest_features(self, share: float = 0.98, *, X: TableLike = None) -> FewestFeatures:
         """The smallest set of features that still explains the model, the others taking over what the rest had said.
 

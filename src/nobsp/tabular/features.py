@@ -6,7 +6,6 @@ input, categories; then the domain of a feature, its points, and from codes back
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, Frame, TableLike
-from nobsp.arguments import suggest
+from nobsp.arguments import suggest, warn_caller
 from nobsp.frames import frame_of, is_missing, match_columns
 from nobsp.network.adapted import Adapted, grouping_rows
 from nobsp.network.inputs import (
@@ -254,10 +253,9 @@ def _see_names(times: Mapping[Any, int], absent: list[Any], name: str, most: int
 
     levels = sorted(times, key=str)
     if len(levels) > MOST_CODES:
-        warnings.warn(
+        warn_caller(
             f"column {name!r} has {len(levels):,} levels, of which only the first {MOST_CODES:,} in order are kept; "
-            "leave it out if it numbers the rows.",
-            stacklevel=2,
+            "leave it out if it numbers the rows."
         )
     return Seen(
         numeric=False,
@@ -396,10 +394,9 @@ def categories_of(
             categories.add(feature)
             counted = summary.codes.get(feature, ())
             if feature not in summary.levels and len(counted) < len(group):
-                warnings.warn(
+                warn_caller(
                     f"the codes of feature {columns.features.names[feature]!r} are not whole, or span more than the "
-                    f"{MOST_CODES:,} that are counted; codes that calibration did not see will not be refused.",
-                    stacklevel=2,
+                    f"{MOST_CODES:,} that are counted; codes that calibration did not see will not be refused."
                 )
         elif len(group) > 1 and bool(summary.two_valued[list(group)].all()):
             categories.add(feature)

@@ -24,7 +24,7 @@ from torch import Tensor
 from nobsp.base import Finding
 from nobsp.calibration import Run
 from nobsp.network.batches import progress_bar
-from nobsp.network.guest import use_threads
+from nobsp.network.guest import keeps_torch_modes, use_threads
 from nobsp.network.inputs import Subset, Summary
 from nobsp.network.readout import Represent, as_model_takes
 from nobsp.tabular.bands import Traces, resample_functions
@@ -254,6 +254,7 @@ def _contributions(
     return torch.stack([values[term] for term in terms.order], 1)
 
 
+@keeps_torch_modes
 def _resample_bands(terms: FittedTerms) -> Bands:
     """How far functions move from calibration to calibration."""
     resamples = resample_functions(terms.fit, terms.traces)

@@ -5,14 +5,13 @@ At the end what the model itself says, whichever way it is handed over.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, ModelLike, TableLike
-from nobsp.arguments import array_of, count, join_names, numbers_of
+from nobsp.arguments import array_of, count, join_names, numbers_of, quote, warn_caller, weights_of
 from nobsp.tabular.explanation import apply_link
 from nobsp.tabular.health import r_squared
 from nobsp.tabular.indexing import term_name
@@ -45,7 +44,11 @@ def classes_of(functions: Functions) -> tuple[Level, ...]:
 
 def check_classes(classes: Sequence[Any], n_outputs: int) -> tuple[Level, ...]:
     """Classes as files can hold them, or an error where they do not fit the outputs."""
-    values = np.asarray(classes).tolist() if hasattr(classes, "__array__") else list(classes)
+    is_array = hasattr(classes, "__array__")
+    is_listed = isinstance(classes, Sequence) and not isinstance(classes, str | bytes)
+    if not (is_array or is_listed):
+        raise TypeError(f"classes must be a list of classes, found {quote(classes)}.")
+    values = np.atleast_1d(np.asarray(classes)).tolist() if is_array else list(classes)
     expected = 2 if n_outputs == 1 else n_outputs
     if len(values) != expected:
         raise ValueError(
@@ -85,11 +88,10 @@ def _warn_of_missing_terms(functions: Functions) -> None:
     if not functions.left_out:
         return
     names = [term_name(term) for term in functions.left_out]
-    warnings.warn(
+    warn_caller(
         f"predictions are without {join_names(names, _MOST_NAMED)}: these terms have no table and "
         "need the model. Give every feature one column to have tables of all.",
         MissingTermsWarning,
-        stacklevel=4,
     )
 
 
@@ -170,6 +172,8 @@ def score(
     """Accuracy of classes, or R² of numbers, against labels."""
     predictions = predict(functions, X)
     labels = array_of(y, name="y")
+    if labels.ndim == 0:
+        raise ValueError(f"y must be one label per row of X, found {quote(y)}.")
     if len(labels) != len(predictions):
         raise ValueError(f"y has {len(labels)} labels for {len(predictions)} rows of X.")
     if not len(labels):
@@ -179,11 +183,12 @@ def score(
             f"y must have shape {predictions.shape}, as predictions have, found {labels.shape}."
         )
     labels = labels.reshape(predictions.shape)
-    weights = None if sample_weight is None else numbers_of(sample_weight, name="sample_weight")
+    n_rows = len(labels)
+    weights = None if sample_weight is None else weights_of(sample_weight, n_rows=n_rows)
 
     if classes_of(functions):
         return float(np.average(predictions == labels, weights=weights))
-    return _weighted_share(predictions, np.asarray(labels, dtype=np.float64), weights)
+    return _weighted_share(predictions, numbers_of(labels, name="y"), weights)
 
 
 def _weighted_share(
@@ -267,6 +272,13 @@ def outputs_of(functions: Functions, X: TableLike, model: ModelLike) -> FloatArr
 
 def _run_model(model: ModelLike, X: TableLike) -> FloatArray:
     """Outputs of a model that has not been calibrated."""
+    from nobsp.network.guest import run_in_ordinary_modes
+
+    return run_in_ordinary_modes(lambda: _run_in_batches(model, X))
+
+
+def _run_in_batches(model: ModelLike, X: TableLike) -> FloatArray:
+    """The same in the modes that are on."""
     import torch
 
     from nobsp.models import adapt

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,14 @@ from torch import Tensor, nn
 
 from nobsp import notebook, serialization
 from nobsp._typing import ArrayLike, ImagesLike, TableLike
-from nobsp.arguments import names_of, number_outputs, require_choice, require_whole_number
+from nobsp.arguments import (
+    names_of,
+    number_outputs,
+    quote,
+    require_choice,
+    require_whole_number,
+    warn_caller,
+)
 from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
 from nobsp.network.batches import check_batch_size, with_progress
@@ -225,8 +231,7 @@ class NObSPCam(Explainer):
         self._fit = fitted.of(feature_map, probe, forward_rows=passes.rows)
         for finding in self.health().findings:
             if finding.severity == "warning":
-                # Two functions stand between this one and its caller, see `in_ordinary_modes`.
-                warnings.warn(finding.message, stacklevel=4)
+                warn_caller(finding.message)
 
         return self
 
@@ -234,6 +239,8 @@ class NObSPCam(Explainer):
     def merge(self, other: NObSPCam) -> Self:
         """Adds another calibration's images to this one, of the same model and layer: as if read in one pass."""
         mine = self._fitted
+        if not isinstance(other, NObSPCam):
+            raise TypeError(f"other must be a calibrated NObSPCam, found {quote(other)}.")
         theirs = other._fitted
         if mine.calibration is None or theirs.calibration is None:
             raise ValueError(
@@ -785,11 +792,10 @@ def _warn_of_other_paths(maps: ActivationMaps) -> None:
     is_rounding = sizes.max() <= 1e-3 * np.abs(maps.logits).max()
     if is_rounding or maps.unexplained <= MOST_UNEXPLAINED:
         return
-    warnings.warn(
+    warn_caller(
         f"the maps of these images miss {maps.unexplained:.0%} of what the model says, see `residual`: it came along "
         f"other paths than {maps.layer!r}, which did not count while it was calibrated. Calibrate on images like "
-        "these, or choose another layer=.",
-        stacklevel=4,
+        "these, or choose another layer=."
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nobsp._typing import ArrayLike, ImagesLike, NativeFrame
 from nobsp.arguments import quote, require_parts, require_whole_number
+from nobsp.network.guest import keeps_torch_modes
 from nobsp.vision.cam import NObSPCam
 from nobsp.vision.images import images_of
 from nobsp.vision.maps import ActivationMaps
@@ -102,6 +103,7 @@ class Confusions:
         return pd.DataFrame(rows, columns=["truth", "predicted", "count", "share", "channels"])
 
 
+@keeps_torch_modes
 def confusions(
     cam: NObSPCam,
     images: ImagesLike,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nobsp._typing import FloatArray, TableLike
-from nobsp.arguments import quote
+from nobsp._typing import AnyArray, FloatArray, TableLike
+from nobsp.arguments import numbers_of, quote
 from nobsp.frames import is_missing
 from nobsp.tabular.indexing import column_names, term_name
 from nobsp.tabular.lookup import Level, LevelAxis, NumberAxis, read_columns
@@ -149,9 +149,20 @@ def _place_of(axis: NumberAxis | LevelAxis, *, held: bool) -> tuple[object, Plac
     return axis.columns, LevelPlace(axis.columns, axis.levels, None, missing)
 
 
+def read_inputs(
+    functions: Functions, layout: Layout, X: TableLike, *, argument: str
+) -> tuple[dict[int, AnyArray], int]:
+    """The caller's columns and the number of rows; an error where a column of numbers holds something else."""
+    columns, n_rows = read_columns(functions, X)
+    for column in layout.used:
+        if column not in layout.texts:
+            numbers_of(columns[column], name=f"column {layout.columns[column]!r} of {argument}")
+    return columns, n_rows
+
+
 def cells_of(functions: Functions, layout: Layout, X: TableLike) -> list[list[Any]]:
     """The columns that are read, row by row, as plain Python values; None for what is missing or infinite."""
-    columns, n_rows = read_columns(functions, X)
+    columns, n_rows = read_inputs(functions, layout, X, argument="X")
     by_column = []
     for column in layout.used:
         cells = [None if is_missing(cell) else cell for cell in columns[column].tolist()]

@@ -25,9 +25,9 @@ from nobsp.tabular.exports.layout import (
     NumberPlace,
     TermLayout,
     layout_of,
+    read_inputs,
     texts_of_levels,
 )
-from nobsp.tabular.lookup import read_columns
 
 if TYPE_CHECKING:
     from nobsp.tabular.functions import Functions
@@ -66,7 +66,7 @@ def input_kinds(functions: Functions, layout: Layout, like: TableLike | None) ->
     """Per column that is read, the type of its input."""
     kinds = dict.fromkeys(layout.used, "float32")
     if like is not None:
-        columns, _ = read_columns(functions, like)
+        columns, _ = read_inputs(functions, layout, like, argument="like")
         for column in layout.used:
             dtype = columns[column].dtype
             kinds[column] = dtype.name if dtype.name in ("float32", "bool") else "float64"
@@ -82,7 +82,7 @@ def onnx_inputs(
     layout = layout_of(functions)
     kinds = input_kinds(functions, layout, like)
     markers = missing_markers(layout)
-    columns, n_rows = read_columns(functions, X)
+    columns, n_rows = read_inputs(functions, layout, X, argument="X")
 
     inputs: dict[str, AnyArray] = {}
     for column in layout.used:

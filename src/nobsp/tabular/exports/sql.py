@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nobsp._typing import FloatArray
-from nobsp.arguments import require_choice, require_text
+from nobsp.arguments import quote, require_choice, require_flag
 from nobsp.tabular.exports.layout import (
     Layout,
     LevelPlace,
@@ -271,7 +271,9 @@ def write_sql(
 ) -> str:
     """One SELECT that gives predictions and contributions for every row of a table."""
     require_choice("dialect", dialect, tuple(DIALECTS))
-    require_text("table", table)
+    if not isinstance(table, str) or not table:
+        raise TypeError(f"table must be the name of a table or view, found {quote(table)}.")
+    require_flag("contributions", contributions)
     n_columns = len(layout.terms) * len(layout.outputs) + len(keep)
     if contributions and n_columns > _MOST_COLUMNS:
         raise ValueError(
