@@ -464,6 +464,7 @@ RESULTS: tuple[Target, ...] = (
         {"what": "object", "output": "name"},
         plot_of("lens", lambda _: {"what": _lens()}),
     ),
+    Target("plots.signal", {"signals": "images"}, _maps_plot("signal")),
     Target("plots.words", {"tokens": "list"}, _maps_plot("words"), also=("maps", "tokens")),
     Target(
         "plots.words_html", {"tokens": "list"}, _maps_plot("words_html"), also=("maps", "tokens")

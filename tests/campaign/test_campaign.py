@@ -49,7 +49,7 @@ def test_a_sample_of_a_part_has_no_defect(name: str) -> None:
 NOT_CALLED = re.compile(
     r"(ActivationMaps|Audit|Comparison|Explanation|Finding|Functions|Health|Influence|Milvus|Neighbors"
     r"|PartsExplanation|Pruned|Ranks|ShapeCheck|WeakSpot)"
-    r"|metrics\.[A-Z]\w+|plots\.signal|\w+\.(get|set)_\w+|\w+\.(start|close|issue_manager|evidence_source)"
+    r"|metrics\.[A-Z]\w+|\w+\.(get|set)_\w+|\w+\.(start|close|issue_manager|evidence_source)"
     # Rows of estimators are checked by scikit-learn, in the words that its own tests ask for.
     r"|(NObSPClassifier|NObSPRegressor|Selector)\.\w+|Functions\.fit"
     # The same as another name.

@@ -12,7 +12,6 @@ import numpy as np
 from nobsp._typing import AnyArray, ArrayLike, AxesLike, ImagesLike
 from nobsp.arguments import (
     array_of,
-    as_numpy,
     names_of,
     percent,
     quote,
@@ -306,14 +305,15 @@ def signal(
     """
     from matplotlib.collections import LineCollection
 
-    has_signals = np.ndim(signals) == 3 and len(signals) == len(maps)
+    values = array_of(signals, name="signals")
+    has_signals = values.ndim == 3 and len(values) == len(maps)
     if not has_signals or not _is_along_a_line(maps):
         raise ValueError(
-            f"maps has the shape {maps.account.shape} and signals {np.shape(signals)}; pass the signals (n, channels, "
+            f"maps has the shape {maps.account.shape} and signals {values.shape}; pass the signals (n, channels, "
             "time), and maps of them for one target each."
         )
 
-    line = as_numpy(signals[row, channel]).astype(np.float64)
+    line = values[row, channel].astype(np.float64)
     values = getattr(maps.resize(len(line)), maps.kind)[row]
     strength = values / (_peak(values) or 1.0)
 

@@ -480,11 +480,9 @@ class NObSPCam(Explainer):
         """Images like those of the calibration; inputs beside them must be the same."""
         feature_map = self._fitted.feature_map
         if self._fitted.is_normalised and pictures_in(images, argument) is not None:
-            # Two functions stand between this one's caller and the user, see `in_ordinary_modes`.
-            warnings.warn(
+            warn_caller(
                 f"{argument} are pictures, which are scaled to 0 to 1 and not normalised, but the calibration images "
-                "have values outside of that range; pass tensors that are prepared like those.",
-                stacklevel=6,
+                "have values outside of that range; pass tensors that are prepared like those."
             )
         source = images_of(
             images,
