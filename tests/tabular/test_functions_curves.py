@@ -273,3 +273,14 @@ def test_one_far_row_does_not_take_the_points_of_a_curve_from_the_others() -> No
     assert x[-1] == 1e4
     assert (np.diff(x) > 0).all()
     assert ((x > -2) & (x < 2)).mean() > 0.3
+
+
+def test_bands_do_not_depend_on_the_mean_of_the_outputs() -> None:
+    rows = np.random.default_rng(0).normal(size=(300, 2))
+
+    def widths(mean: float) -> np.ndarray:
+        explainer = NObSP(lambda X: mean + X[:, 0] * X[:, 1] + np.sin(X[:, 0])).fit(rows)
+        curves = dict(explainer.curves(points=50))
+        return np.asarray(curves["upper"]) - np.asarray(curves["lower"])
+
+    np.testing.assert_allclose(widths(1e7), widths(0.0), rtol=1e-3, atol=1e-6)

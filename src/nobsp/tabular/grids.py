@@ -37,7 +37,7 @@ class Table(NamedTuple):
 
     mean: Tensor  # (points of each feature …, width)
     # the head's share for every background row by itself, (background, points …, outputs)
-    outputs: Tensor
+    outputs: Tensor  # less a constant
     # at which points the model answered, (points …); elsewhere values are those of another point. None for all
     answered: BoolArray | None = None
 
@@ -69,7 +69,7 @@ class Shortcut:
             [line for line in lines if line is not None],
             tabulate.head_weight.numpy(),
         )
-        return Table(torch.from_numpy(mean), torch.from_numpy(outputs).to(torch.float32))
+        return Table(torch.from_numpy(mean), tabulate.shorten(torch.from_numpy(outputs)))
 
 
 def _ascending_line(points: Points) -> Array | None:
@@ -112,6 +112,7 @@ class Tabulator:
         self._shortcut = shortcut
         self._batch_size = batch_size
         self._failure: Exception | None = None
+        self._origin: Tensor | None = None
         self.background = background
         self.head_weight = head_weight
 
@@ -152,13 +153,24 @@ class Tabulator:
         outputs = []
         for representation in self._over_background(columns, torch.cat(sides, 1)):
             means.append(representation.mean(1))
-            outputs.append((representation @ self.head_weight).to(torch.float32))
+            outputs.append(self.shorten(representation @ self.head_weight))
 
         by_background = torch.cat(outputs).movedim(1, 0)
         return Table(
             mean=torch.cat(means).view(*sizes, -1),
             outputs=by_background.reshape(len(self.background), *sizes, -1),
         )
+
+    def shorten(self, outputs: Tensor) -> Tensor:
+        """Outputs in single precision, less the middle of the first of them: a large mean would take their digits.
+
+        A constant is nothing to what they are for: bands, steps and strengths.
+        """
+        if self._origin is None:
+            flat = outputs.reshape(-1, outputs.shape[-1])
+            answered = flat[flat.isfinite().all(1)]
+            self._origin = answered.median(0).values if len(answered) else torch.zeros_like(flat[0])
+        return (outputs - self._origin).to(torch.float32)
 
     def _unanswered(self, values: str) -> UnansweredError:
         reason = "it gives no finite number there"
