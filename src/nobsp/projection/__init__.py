@@ -1,6 +1,6 @@
 """Algebra of oblique projections on moments of rows; knows no networks."""
 
-from nobsp.projection.moments import Moments, merge_all
+from nobsp.projection.moments import Moments, merge_all, update_in_turn
 from nobsp.projection.partial import Ridge, channel_coefficients, partial_coefficients, spectrum
 
 __all__ = [
@@ -10,4 +10,5 @@ __all__ = [
     "merge_all",
     "partial_coefficients",
     "spectrum",
+    "update_in_turn",
 ]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nobsp.network.inputs import Subset, Summary
 from nobsp.network.readout import Network, Readout
-from nobsp.projection import Moments
+from nobsp.projection import Moments, update_in_turn
 from nobsp.published.plan import OUTPUTS, REFERENCE, TARGET, Plan
 
 Parts = dict[Subset, list[Moments]]
@@ -64,12 +64,7 @@ class Accumulator:
         """Adds a batch: the columns of each term's moments."""
         first_row = self.rows
         for term, columns in batch:
-            blocks = self.parts[term]
-            n_rows = len(columns[OUTPUTS])
-            for start in range(min(n_rows, len(blocks))):
-                every_so_many = slice(start, None, len(blocks))
-                block = blocks[(first_row + start) % len(blocks)]
-                block.update({name: part[every_so_many] for name, part in columns.items()})
+            update_in_turn(self.parts[term], columns, first=first_row)
 
     def merge(self, other: Accumulator) -> Accumulator:
         """These rows and then the other's, whose blocks move on to where these end."""
