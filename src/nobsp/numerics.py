@@ -17,7 +17,9 @@ def evenly_spaced(count: int, most: int) -> NDArray[np.intp]:
         >>> evenly_spaced(2, most=3).tolist()
         [0, 1]
     """
-    return np.linspace(0, count - 1, min(count, most)).astype(np.intp)
+    n_positions = min(count, most)
+    positions = np.linspace(0, count - 1, n_positions)
+    return positions.astype(np.intp)
 
 
 def gauss_legendre(points: int) -> tuple[FloatArray, FloatArray]:
@@ -28,5 +30,8 @@ def gauss_legendre(points: int) -> tuple[FloatArray, FloatArray]:
         >>> round(float((weights * nodes**4).sum()), 12)
         0.2
     """
+    # The rule of numpy is on the interval from −1 to 1.
     nodes, weights = np.polynomial.legendre.leggauss(points)
-    return (nodes + 1.0) / 2.0, weights / 2.0
+    nodes = (nodes + 1.0) / 2.0
+    weights = weights / 2.0
+    return nodes, weights

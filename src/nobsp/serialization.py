@@ -52,7 +52,13 @@ def save(path: str | os.PathLike[str], value: Any, *, kind: str, version: int) -
     """Writes a value, atomically: the file is whole or not there."""
     tensors: dict[str, Any] = {}
     about = pack(value, tensors)
-    write(path, kind=kind, version=version, tensors=tensors, about=about)
+    write(
+        path,
+        kind=kind,
+        version=version,
+        tensors=tensors,
+        about=about,
+    )
 
 
 def load(
@@ -66,7 +72,13 @@ def load(
     mapped: bool = False,
 ) -> Any:
     """Reads what `save` wrote, a value `of` this type."""
-    tensors, about = read(path, kind=kind, version=version, framework=framework, mapped=mapped)
+    tensors, about = read(
+        path,
+        kind=kind,
+        version=version,
+        framework=framework,
+        mapped=mapped,
+    )
     with damage_in_words(path):
         value = unpack(about, tensors, classes)
         if tensors:

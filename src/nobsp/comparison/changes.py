@@ -42,14 +42,17 @@ def measure_changes(
     """
     assert sampled.squares is not None  # two models on the same rows
     side = stacks.sides[0]
-    differences = stacks.values[0][:, 0, :-1] - stacks.values[0][:, 1, :-1]
-    variances = side.mean(np.square(differences - side.mean(differences)))
+    values = stacks.values[0]
+    differences = values[:, 0, :-1] - values[:, 1, :-1]
+    centred = differences - side.mean(differences)
+    variances = side.mean(np.square(centred))
     drawn = sampled.squares[:, :-1].copy()
 
     p_values = np.full(variances.shape, np.nan)
-    predictions = stacks.values[0][:, :, -1]
+    predictions = values[:, :, -1]
     centre = side.mean(predictions).mean(0)
-    least = np.square(least_change) * side.mean(np.square(predictions - centre)).mean(0)
+    spread = side.mean(np.square(predictions - centre)).mean(0)
+    least = np.square(least_change) * spread
     tested = stacks.common_terms
     terms = dict(enumerate(stacks.terms, start=stacks.first_term))
     for entry in range(variances.shape[0]):
@@ -136,11 +139,14 @@ def _count_directions(moved: FloatArray, weights: FloatArray) -> FloatArray:
 
     The sum of squared eigenvalues of a covariance that was estimated from n copies is too large by (Σ λ)² / n.
     """
-    centred = (moved - np.tensordot(weights, moved, axes=(0, 0))) * np.sqrt(weights)[:, None, None]
+    mean = np.tensordot(weights, moved, axes=(0, 0))
+    centred = (moved - mean) * np.sqrt(weights)[:, None, None]
     products = np.einsum("rco,rdo->ocd", centred, centred)
+
     n_copies = products.shape[1]
     first = np.trace(products, axis1=1, axis2=2) / n_copies
-    second = np.square(products).sum((1, 2)) / n_copies**2 - np.square(first) / n_copies
+    too_large = np.square(first) / n_copies
+    second = np.square(products).sum((1, 2)) / n_copies**2 - too_large
     with np.errstate(divide="ignore", invalid="ignore"):
         directions = np.square(first) / second
     usable = np.isfinite(directions) & (second > 0)
@@ -150,7 +156,8 @@ def _count_directions(moved: FloatArray, weights: FloatArray) -> FloatArray:
 def _variance(values: FloatArray, weights: FloatArray) -> FloatArray:
     """Weighted variance over the rows."""
     mean = np.tensordot(weights, values, axes=(0, 0))
-    return np.asarray(np.tensordot(weights, np.square(values - mean), axes=(0, 0)))
+    squares = np.square(values - mean)
+    return np.asarray(np.tensordot(weights, squares, axes=(0, 0)))
 
 
 def _tail(variance: FloatArray, noise: _Noise) -> FloatArray:
@@ -174,7 +181,11 @@ def _root_interval(variances: FloatArray, drawn: FloatArray, level: float) -> Es
     spread = np.sqrt(variances)
     lower = np.sqrt(np.maximum(2 * variances - high, 0.0))
     upper = np.sqrt(np.maximum(2 * variances - low, 0.0))
-    return Estimates(value=spread, lower=np.minimum(lower, spread), upper=np.maximum(upper, spread))
+    return Estimates(
+        value=spread,
+        lower=np.minimum(lower, spread),
+        upper=np.maximum(upper, spread),
+    )
 
 
 def p_values_of_gaps(gaps: FloatArray, drawn: FloatArray, freedom: FloatArray) -> FloatArray:
@@ -198,5 +209,6 @@ def false_discovery_rates(p_values: FloatArray) -> FloatArray:
         order = tested[np.argsort(column[tested], kind="stable")]
         n_tests = len(order)
         scaled = column[order] * n_tests / np.arange(1, n_tests + 1)
-        adjusted[order, output] = np.minimum.accumulate(scaled[::-1])[::-1].clip(max=1.0)
+        from_largest = np.minimum.accumulate(scaled[::-1])
+        adjusted[order, output] = from_largest[::-1].clip(max=1.0)
     return adjusted

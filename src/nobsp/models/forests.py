@@ -114,7 +114,13 @@ def read_histogram_boosting(model: ModelLike, ends: Sequence[int]) -> Forest | N
     groups = groups_of_trees(ends, outputs=len(stages[0]))
     start = np.zeros(groups.max() + 1)
     start[: len(stages[0])] = np.asarray(model._baseline_prediction).ravel()
-    return Forest.of(trees, group=groups.ravel(), start=start, strict=False, single=False)
+    return Forest.of(
+        trees,
+        group=groups.ravel(),
+        start=start,
+        strict=False,
+        single=False,
+    )
 
 
 def _histogram_tree(nodes: Any) -> Tree:

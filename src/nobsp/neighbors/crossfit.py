@@ -29,19 +29,25 @@ class Heads:
 
     def outputs(self, rows: Rows, leave: Tensor | None) -> Tensor:
         """By the head that did not see the first row to leave out, or by all where there is none, (rows, outputs)."""
-        return self.each(rows)[self.unseen(leave, len(rows)), torch.arange(len(rows))]
+        heads = self.unseen(leave, len(rows))
+        outputs = self.each(rows)
+        return outputs[heads, torch.arange(len(rows))]
 
     def each(self, rows: Rows) -> Tensor:
         """Outputs of every head, and of all together, (folds + 1, rows, outputs)."""
         scores = self.space.scaled(rows)
-        every = torch.stack([scores @ weight[:-1] + weight[-1] for weight in self.weights])
-        return torch.cat([every, every.mean(0, keepdim=True)])
+        outputs = [scores @ weight[:-1] + weight[-1] for weight in self.weights]
+        every = torch.stack(outputs)
+        together = every.mean(0, keepdim=True)
+        return torch.cat([every, together])
 
     def unseen(self, leave: Tensor | None, count: int) -> Tensor:
         """The head that did not see the first row to leave out, −1, which is all together, where all are as good."""
         if leave is None or leave.shape[1] == 0:
             return torch.full((count,), -1)
-        return torch.where(leave[:, 0] >= 0, self.fold[leave[:, 0].clamp_min(0)], -1)
+        first = leave[:, 0]
+        fold = self.fold[first.clamp_min(0)]
+        return torch.where(first >= 0, fold, -1)
 
 
 def fit_heads(fitted: Fitted) -> Heads | None:
@@ -75,7 +81,8 @@ def fit_heads(fitted: Fitted) -> Heads | None:
 def _assign_folds(labels: Tensor, scores: Tensor) -> Tensor:
     """Rows of a class take turns, so that folds hold all classes alike, in whatever order rows come."""
     label_sums = labels.reshape(len(labels), -1).double().sum(1)
-    order = np.lexsort([scores.sum(1).numpy(), label_sums.numpy()])
+    score_sums = scores.sum(1)
+    order = np.lexsort([score_sums.numpy(), label_sums.numpy()])
     folds = torch.empty(len(labels), dtype=torch.long)
     folds[torch.from_numpy(order)] = torch.arange(len(labels)) % TUNING.n_folds
     return folds
@@ -104,7 +111,8 @@ def _minimise(scores: Tensor, labels: Tensor, outputs: int, decay: float) -> Ten
         def objective() -> Tensor:
             solver.zero_grad()
             logits = scores @ weight[:-1] + weight[-1]
-            loss = _mean_loss(logits, labels) + decay / 2 * weight[:-1].square().sum()
+            penalty = decay / 2 * weight[:-1].square().sum()
+            loss = _mean_loss(logits, labels) + penalty
             loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
@@ -116,7 +124,8 @@ def _mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """A loss in which no single label pulls hard."""
     if labels.is_floating_point():
         residuals = logits[:, 0] - labels
-        return (residuals.square() + TUNING.gentle_residual**2).sqrt().mean()
+        rounded = residuals.square() + TUNING.gentle_residual**2
+        return rounded.sqrt().mean()
 
     noise = TUNING.label_noise
     outputs = logits.shape[1]

@@ -47,13 +47,17 @@ class Reference:
         middle = np.median(self.distances, axis=0)
         spread = np.percentile(self.distances, 84, axis=0) - middle
         spread = np.where(spread > 0, spread, 1.0)
-        own = np.sort(((self.distances - middle) / spread).sum(1))
+        scaled = (self.distances - middle) / spread
+        own = np.sort(scaled.sum(1))
         asked = ((distances - middle) / spread).sum(1)
 
-        n_further = len(own) - np.searchsorted(own, asked, side="left")
+        n_nearer = np.searchsorted(own, asked, side="left")
+        n_further = len(own) - n_nearer
         share = np.minimum((n_further + 1.0) / (len(own) + 1.0), 1.0)
-        tail = max(float(own[-1] - np.median(own)), 1e-12)
-        beyond = np.maximum(asked - own[-1], 0.0)
+
+        furthest = float(own[-1])
+        tail = max(furthest - float(np.median(own)), 1e-12)
+        beyond = np.maximum(asked - furthest, 0.0)
         typicality: Array = share * np.exp(-beyond / tail)
         return typicality
 
@@ -65,15 +69,20 @@ def trust_classes(chance: Array, typicality: Array, n_reference: int) -> Array:
     theirs are moved up as much as down. Beyond the furthest row of the database the probability falls with a power.
     """
     tiny = np.finfo(np.float64).tiny
-    log_odds = np.log(np.maximum(chance, tiny)) - np.log(np.maximum(1 - chance, tiny))
-    moved = log_odds + _ODDS_WEIGHT * (1 + np.log(np.maximum(typicality, tiny)))
-    moved_chance = 1 / (1 + np.exp(-np.clip(moved, -700, 700)))
+    for_it = np.log(np.maximum(chance, tiny))
+    against_it = np.log(np.maximum(1 - chance, tiny))
+    log_typicality = np.log(np.maximum(typicality, tiny))
+
+    log_odds = for_it - against_it + _ODDS_WEIGHT * (1 + log_typicality)
+    log_odds = np.clip(log_odds, -700, 700)
+    moved_chance = 1 / (1 + np.exp(-log_odds))
     return trust_values(moved_chance, typicality, n_reference)
 
 
 def trust_values(chance: Array, typicality: Array, n_reference: int) -> Array:
     """Probabilities that predicted values are near, lowered for rows further away than any of the database."""
-    trusted: Array = chance * np.minimum(1.0, typicality * (n_reference + 1)) ** _STEEPNESS
+    within_reach = np.minimum(1.0, typicality * (n_reference + 1))
+    trusted: Array = chance * within_reach**_STEEPNESS
     return trusted
 
 
@@ -92,9 +101,12 @@ def neighbour_distances(fitted: Fitted, rows: Rows, by_evidence: Array, voters: 
     for piece in pieces(len(rows), width, numbers=_MOST_NUMBERS):
         own = unit_length(rows.activations[piece].to(torch.float64))
         near = torch.from_numpy(voters[piece])
-        others = unit_length(fitted.backend.take(near.flatten()).activations.to(torch.float64))
+        voting_rows = fitted.backend.take(near.flatten())
+        others = unit_length(voting_rows.activations.to(torch.float64))
         differences = others.reshape(*near.shape, -1) - own[:, None]
-        distances = differences.square().sum(2).sqrt().sort(dim=1).values
-        by_activations[piece] = distances[:, :_N_NEAREST_BY_ACTIVATIONS].mean(1).numpy()
+
+        distances = differences.square().sum(2).sqrt()
+        nearest = distances.sort(dim=1).values[:, :_N_NEAREST_BY_ACTIVATIONS]
+        by_activations[piece] = nearest.mean(1).numpy()
     nearest_by_evidence = by_evidence[:, :N_NEAREST_BY_EVIDENCE].mean(1)
     return np.column_stack([nearest_by_evidence, by_activations])

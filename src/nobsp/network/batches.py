@@ -400,7 +400,13 @@ def _array_table(X: np.ndarray[Any, Any], argument: str, *, numeric: bool) -> _T
     def native(start: int, stop: int) -> Any:
         return X[start:stop]
 
-    return _Table(names=None, rows=len(X), columns=X.shape[1], cut=cut, native=native)
+    return _Table(
+        names=None,
+        rows=len(X),
+        columns=X.shape[1],
+        cut=cut,
+        native=native,
+    )
 
 
 def _require_numbers(X: np.ndarray[Any, Any], argument: str) -> None:
@@ -459,7 +465,13 @@ def _frame_table(frame: nw.DataFrame[Any], argument: str, *, numeric: bool, stri
     def native(start: int, stop: int) -> Any:
         return frame[start:stop].to_native()
 
-    return _Table(names=names, rows=len(frame), columns=len(names), cut=cut, native=native)
+    return _Table(
+        names=names,
+        rows=len(frame),
+        columns=len(names),
+        cut=cut,
+        native=native,
+    )
 
 
 def _require_number_columns(
@@ -522,7 +534,12 @@ def progress_bar(
         yield _Silent()
         return
 
-    with _bar_class()(total=total, desc=description, unit=unit, unit_scale=scaled) as bar:
+    with _bar_class()(
+        total=total,
+        desc=description,
+        unit=unit,
+        unit_scale=scaled,
+    ) as bar:
         yield bar
 
 

@@ -34,15 +34,19 @@ def find_layout(two: Tensor, three: Tensor, flipped: Tensor) -> Layout | None:
     """The layout of a tensor from batches of two rows, of three, and of the two in the other order."""
     if two.ndim != three.ndim:
         return None
-    pairs = list(zip(two.shape, three.shape, strict=True))
-    grown = [axis for axis, (less, more) in enumerate(pairs) if less != more]
-    if len(grown) != 1 or 3 * two.shape[grown[0]] != 2 * three.shape[grown[0]]:
+    sizes = zip(two.shape, three.shape, strict=True)
+    grown = [axis for axis, (less, more) in enumerate(sizes) if less != more]
+    if len(grown) != 1:
+        return None
+    axis = grown[0]
+    if 3 * two.shape[axis] != 2 * three.shape[axis]:
         return None
 
     size = float(two.abs().max()) if two.numel() else 0.0
     for rows_first in (True, False):
-        layout = Layout(grown[0], rows_first)
+        layout = Layout(axis, rows_first)
         turned = layout.by_rows(two, 2).flip(0)
-        if torch.allclose(turned, layout.by_rows(flipped, 2), rtol=1e-3, atol=1e-4 * size):
+        expected = layout.by_rows(flipped, 2)
+        if torch.allclose(turned, expected, rtol=1e-3, atol=1e-4 * size):
             return layout
     return None

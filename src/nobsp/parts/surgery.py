@@ -61,9 +61,11 @@ def shrink(layers: Mapping[str, nn.Module], group: Group, alive: Tensor) -> None
         _keep_rows(layers[name], _rows_of(layers[name], group, alive))
     for name in group.channelwise:
         _keep_channels(layers[name], alive)
+
     consumer = layers[group.consumer]
     columns = columns_of(alive, group.width)
-    set_matrix(consumer, matrix_of(consumer)[columns], inputs=_inputs_left(consumer, group, alive))
+    remaining = matrix_of(consumer)[columns]
+    set_matrix(consumer, remaining, inputs=_inputs_left(consumer, group, alive))
     if group.kind == "heads":
         _tell_heads(layers[group.attention], group, len(alive))
 
@@ -108,10 +110,12 @@ def _parameter(values: Tensor, former: Tensor) -> nn.Parameter:
 
 def _keep_rows(layer: nn.Module, rows: Tensor) -> None:
     weight = weight_of(layer)
-    remaining = weight.detach()[:, rows] if is_transposed(layer) else weight.detach()[rows]
+    values = weight.detach()
+    remaining = values[:, rows] if is_transposed(layer) else values[rows]
     layer.weight = _parameter(remaining, weight)
     if isinstance(layer.bias, Tensor):
-        layer.bias = _parameter(layer.bias.detach()[rows], layer.bias)
+        bias = layer.bias.detach()[rows]
+        layer.bias = _parameter(bias, layer.bias)
     name = "out_features" if isinstance(layer, nn.Linear) else "out_channels"
     setattr(layer, "nf" if is_transposed(layer) else name, len(rows))
 
@@ -138,8 +142,10 @@ def set_matrix(layer: nn.Module, matrix: Tensor, *, inputs: int | None = None) -
         layer.weight = _parameter(matrix, weight)
         setattr(layer, "nx", inputs)  # noqa: B010 - of a class that is not ours
         return
-    layer.weight = _parameter(matrix.T.reshape(weight.shape[0], inputs, *weight.shape[2:]), weight)
-    setattr(layer, "in_features" if isinstance(layer, nn.Linear) else "in_channels", inputs)
+    values = matrix.T.reshape(weight.shape[0], inputs, *weight.shape[2:])
+    layer.weight = _parameter(values, weight)
+    name = "in_features" if isinstance(layer, nn.Linear) else "in_channels"
+    setattr(layer, name, inputs)
 
 
 def _tell_heads(attention: nn.Module, group: Group, left: int) -> None:

@@ -201,7 +201,13 @@ def turn_labels(
     if sum(map(len, labels)) <= room:
         axis.set_ticks(positions, labels=labels)
         return
-    axis.set_ticks(positions, labels=labels, rotation=degrees, ha="right", rotation_mode="anchor")
+    axis.set_ticks(
+        positions,
+        labels=labels,
+        rotation=degrees,
+        ha="right",
+        rotation_mode="anchor",
+    )
 
 
 def write_beside(ax: Axes, text: str, x: float, y: float, *, points: float = 4.0) -> None:

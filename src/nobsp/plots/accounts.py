@@ -96,8 +96,22 @@ def waterfall(
     _axes.tidy(ax, grid=True)
     decimals = labels.decimals_for(np.diff(ends))
     _draw_account(ax, account, decimals)
-    ax.plot(account.base, 0, marker="o", markersize=6, color=_axes.MUTED, zorder=3)
-    ax.plot(ends[-1], last, marker="D", markersize=7, color=_axes.text_colour(ax), zorder=3)
+    ax.plot(
+        account.base,
+        0,
+        marker="o",
+        markersize=6,
+        color=_axes.MUTED,
+        zorder=3,
+    )
+    ax.plot(
+        ends[-1],
+        last,
+        marker="D",
+        markersize=7,
+        color=_axes.text_colour(ax),
+        zorder=3,
+    )
 
     first_label = f"base = {labels.format_number(account.base, decimals)}"
     total = "prediction" if account.is_complete else "base and terms"
@@ -154,7 +168,15 @@ def _draw_account(ax: Axes, account: _Account, decimals: int) -> None:
     for y, (start, value) in enumerate(zip(ends, account.steps, strict=False), start=1):
         kind = "for" if value >= 0 else "against"
         look = _FOR if value >= 0 else _AGAINST
-        _draw_step(ax, y, start, value, look=look, kind=kind, decimals=decimals)
+        _draw_step(
+            ax,
+            y,
+            start,
+            value,
+            look=look,
+            kind=kind,
+            decimals=decimals,
+        )
 
     residual_y = len(ends) - 1
     if account.is_complete:
@@ -173,14 +195,27 @@ def _draw_account(ax: Axes, account: _Account, decimals: int) -> None:
 
     # From each bar's end down to the next bar's beginning.
     for y, end in enumerate(ends):
-        ax.plot([end, end], [y, y + 1], color=_axes.MUTED, linewidth=0.8, zorder=1)
+        ax.plot(
+            [end, end],
+            [y, y + 1],
+            color=_axes.MUTED,
+            linewidth=0.8,
+            zorder=1,
+        )
 
 
 def _draw_step(
     ax: Axes, y: int, start: float, value: float, *, look: Look, kind: str, decimals: int
 ) -> None:
     """A bar from `start` with its number beside it."""
-    _axes.bars(ax, y, value, left=start, look=look, gid=kind)
+    _axes.bars(
+        ax,
+        y,
+        value,
+        left=start,
+        look=look,
+        gid=kind,
+    )
     text = labels.format_number(value, decimals, "+")
     _axes.write_beside(ax, text, start + value, y, points=4 if value >= 0 else -4)
 
@@ -292,7 +327,15 @@ def _draw_shares(
     for share, kind in zip(shares, kinds, strict=True):
         label, look = _KINDS[kind]
         left = np.where(share >= 0, above, below)
-        _axes.bars(ax, range(outputs), share, left=left, look=look, label=label, gid=label)
+        _axes.bars(
+            ax,
+            range(outputs),
+            share,
+            left=left,
+            look=look,
+            label=label,
+            gid=label,
+        )
         for y, (start, value) in enumerate(zip(left, share, strict=True)):
             if abs(value) >= _ROOM_FOR_NUMBER:
                 text = ax.text(start + value / 2, y, percent(value), ha="center", va="center")

@@ -214,7 +214,13 @@ def curves(
     _draw_legend(axes[0], shown, output_labels, level, outside=ax is None)
     if ax is None and features is None and len(shown) < len(every_curve):
         note = f"the {len(shown)} strongest of {count(len(every_curve), 'function')}"
-        axes[0].figure.supxlabel(note, fontsize=SMALL, color=_axes.MUTED, x=0.99, ha="right")
+        axes[0].figure.supxlabel(
+            note,
+            fontsize=SMALL,
+            color=_axes.MUTED,
+            x=0.99,
+            ha="right",
+        )
     return axes[0] if single else np.array(axes, dtype=object)
 
 
@@ -479,7 +485,12 @@ def _limits(curves: Sequence[_Curve]) -> tuple[float, float]:
 def _draw(ax: Axes, curve: _Curve) -> None:
     """One curve with its baseline, its known function and its rows."""
     tidy(ax)
-    ax.axhline(0.0, color=_axes.FAINT, linewidth=0.8, zorder=0.5)
+    ax.axhline(
+        0.0,
+        color=_axes.FAINT,
+        linewidth=0.8,
+        zorder=0.5,
+    )
     if curve.levels:
         _draw_levels(ax, curve)
     elif curve.dots:
@@ -488,7 +499,12 @@ def _draw(ax: Axes, curve: _Curve) -> None:
         _draw_lines(ax, curve)
 
     if curve.has_baseline:
-        line = ax.axvline(curve.baseline, color=_axes.MUTED, linewidth=1.0, linestyle=":")
+        line = ax.axvline(
+            curve.baseline,
+            color=_axes.MUTED,
+            linewidth=1.0,
+            linestyle=":",
+        )
         line.set(zorder=0.8, gid="baseline")
     if not curve.levels:
         width = float(curve.x[-1] - curve.x[0]) or 1.0
@@ -526,7 +542,12 @@ def _draw_missing(ax: Axes, curve: _Curve, missing: FloatArray, margin: float) -
             gid="missing",
         )
 
-    ax.axvline(high, color=_axes.FAINT, linewidth=0.8, zorder=0.5)
+    ax.axvline(
+        high,
+        color=_axes.FAINT,
+        linewidth=0.8,
+        zorder=0.5,
+    )
     ax.set_xlim(low, x + margin + 0.03 * width)
     ticks = [tick for tick in ax.get_xticks() if low <= tick <= high]
     labels = [f"{tick:g}" for tick in ticks]
@@ -536,7 +557,12 @@ def _draw_missing(ax: Axes, curve: _Curve, missing: FloatArray, margin: float) -
 def _draw_truth(ax: Axes, curve: _Curve) -> None:
     """The known function: diamonds where there is nothing between points, else a dashed line."""
     [line] = ax.plot(curve.x, curve.truth, color=text_colour(ax), linewidth=1.3)
-    line.set(zorder=4, gid="truth", markersize=4.5, markerfacecolor="none")
+    line.set(
+        zorder=4,
+        gid="truth",
+        markersize=4.5,
+        markerfacecolor="none",
+    )
     if curve.apart:
         line.set(linestyle="none", marker="D")
     else:
@@ -557,11 +583,24 @@ def _draw_lines(ax: Axes, curve: _Curve) -> None:
         if curve.banded:
             low = curve.lower[:, output]
             high = curve.upper[:, output]
-            band = ax.fill_between(curve.x, low, high, color=colour, alpha=0.2, linewidth=0)
+            band = ax.fill_between(
+                curve.x,
+                low,
+                high,
+                color=colour,
+                alpha=0.2,
+                linewidth=0,
+            )
             band.set(zorder=2, gid="band")
 
         outer = np.where(inner, np.nan, value)
-        [pale] = ax.plot(curve.x, outer, color=colour, linestyle=dashes, linewidth=1.4)
+        [pale] = ax.plot(
+            curve.x,
+            outer,
+            color=colour,
+            linestyle=dashes,
+            linewidth=1.4,
+        )
         pale.set(alpha=0.5, zorder=2.5)
         [line] = ax.plot(
             curve.x[covered], value[covered], color=colour, linestyle=dashes, linewidth=2.0
@@ -622,7 +661,13 @@ def _draw_dots(ax: Axes, curve: _Curve) -> None:
     for output, value in enumerate(curve.value.T):
         x = curve.x + 0.5 * curve.gap * _beside(output, outputs)
         colour = _axes.SERIES[output]
-        [line] = ax.plot(x, value, color=colour, linestyle=_axes.DASHES[output], linewidth=0.8)
+        [line] = ax.plot(
+            x,
+            value,
+            color=colour,
+            linestyle=_axes.DASHES[output],
+            linewidth=0.8,
+        )
         line.set(alpha=0.5, zorder=2)
         ax.errorbar(
             x,
@@ -719,4 +764,10 @@ def _legend_line(colour: Any, dashes: Any, width: float) -> Line2D:
     """A line for a legend."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color=colour, linestyle=dashes, linewidth=width)
+    return Line2D(
+        [],
+        [],
+        color=colour,
+        linestyle=dashes,
+        linewidth=width,
+    )

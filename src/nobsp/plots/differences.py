@@ -74,9 +74,20 @@ def gaps(
         _draw_part(ax, y, value, comparison.entries[entry])
         low = float(measured.lower[entry, position])
         high = float(measured.upper[entry, position])
-        ax.plot([low, high], [y, y], color=_axes.text_colour(ax), linewidth=1.4, zorder=3)
+        ax.plot(
+            [low, high],
+            [y, y],
+            color=_axes.text_colour(ax),
+            linewidth=1.4,
+            zorder=3,
+        )
     label_rows(ax, names)
-    ax.axvline(0, color=_axes.MUTED, linewidth=0.8, zorder=1)
+    ax.axvline(
+        0,
+        color=_axes.MUTED,
+        linewidth=0.8,
+        zorder=1,
+    )
     ax.set_xlabel(_what_is_drawn(comparison, position), fontsize=SMALL)
     ax.set_title(_title(comparison, position), loc="left", fontsize=NORMAL)
     if len(order) > len(shown):
@@ -143,7 +154,13 @@ def along(
     tidy(ax)
     colours = np.where(parts >= 0, _axes.FOR, _axes.AGAINST)
     hatches = ["" if part >= 0 else _axes.AGAINST_HATCH for part in parts]
-    drawn = ax.bar(range(len(parts)), parts, color=colours, edgecolor="white", linewidth=0.5)
+    drawn = ax.bar(
+        range(len(parts)),
+        parts,
+        color=colours,
+        edgecolor="white",
+        linewidth=0.5,
+    )
     for bar, hatch in zip(drawn, hatches, strict=True):
         bar.set_hatch(hatch)
     ax.axhline(0, color=_axes.MUTED, linewidth=0.8)
@@ -218,7 +235,14 @@ def two_curves(
             linestyle=_axes.DASHES[number],
             label=_axes.legend_label(label),
         )
-    _draw_rows(ax, numbers, names, low=low, high=high, same=comparison.kind == "functions")
+    _draw_rows(
+        ax,
+        numbers,
+        names,
+        low=low,
+        high=high,
+        same=comparison.kind == "functions",
+    )
     ax.set_xlabel(escape(clean(feature)), fontsize=NORMAL)
     ax.set_ylabel("contribution", fontsize=SMALL)
     ax.legend(fontsize=SMALL, frameon=False)

@@ -64,9 +64,13 @@ def parts(
     column = _output(output, what.output_names)
     panels = _panels(what, column)
     with_heads = any(part.kind == "head" for part in what.parts)
-    n_lines = len({part.block for part in what.parts}) if with_heads else len(what.parts)
-    height = 0.3 * min(n_lines, max_display if not with_heads else n_lines) + 1.4
-    axes = get_panels(ax, len(panels), len(panels), (4.6 * len(panels), height), "parts")
+    if with_heads:
+        n_lines = len({part.block for part in what.parts})
+    else:
+        n_lines = min(len(what.parts), max_display)
+    height = 0.3 * n_lines + 1.4
+    width = 4.6 * len(panels)
+    axes = get_panels(ax, len(panels), len(panels), (width, height), "parts")
 
     largest = max(float(np.nanmax(panel.sizes, initial=0.0)) for panel in panels)
     for axis, panel in zip(axes, panels, strict=True):
@@ -75,7 +79,8 @@ def parts(
         else:
             _draw_bars(axis, what.parts, panel, max_display)
         axis.set_title(panel.title, loc="left", fontsize=NORMAL)
-        axis.set_xlabel(f"mean |change| of {escape(what.output_names[column])}", fontsize=SMALL)
+        name = escape(what.output_names[column])
+        axis.set_xlabel(f"mean |change| of {name}", fontsize=SMALL)
     return axes[0] if len(axes) == 1 else np.array(axes, dtype=object)
 
 
@@ -103,17 +108,27 @@ def lens(what: Depths, *, output: int | str = 0, ax: Axes | None = None) -> Axes
     column = _output(output, what.output_names)
     outputs = what.outputs[..., column]
     positions = np.arange(len(what.depths))
-    [axes] = get_panels(ax, 1, 1, (0.55 * len(positions) + 3.0, 3.2), "lens")
+    width = 0.55 * len(positions) + 3.0
+    [axes] = get_panels(ax, 1, 1, (width, 3.2), "lens")
     tidy(axes)
+
     shades = _axes.blend(_axes.LOW_TO_HIGH)
-    shown = outputs[np.argsort(outputs[:, -1], kind="stable")]
-    shown = shown[evenly_spaced(len(shown), _MOST_LINES)]
+    by_last = np.argsort(outputs[:, -1], kind="stable")
+    some = evenly_spaced(len(by_last), _MOST_LINES)
+    shown = outputs[by_last[some]]
     for rank, row in enumerate(shown):
         colour = shades(rank / max(len(shown) - 1, 1))
-        axes.plot(positions, row, color=colour, linewidth=1.1, marker="o", markersize=2.5)
-    room = 60
+        axes.plot(
+            positions,
+            row,
+            color=colour,
+            linewidth=1.1,
+            marker="o",
+            markersize=2.5,
+        )
+
     labels = [escape(name) for name in what.depths]
-    _axes.turn_labels(axes.xaxis, positions, labels, room=room, degrees=35)
+    _axes.turn_labels(axes.xaxis, positions, labels, room=60, degrees=35)
     axes.set_ylabel(escape(what.output_names[column]), fontsize=NORMAL)
     axes.set_title("output with later parts at their means", loc="left", fontsize=NORMAL)
     _axes.add_note(axes, count(len(outputs), "row"))
@@ -147,23 +162,37 @@ def _panels(what: Dissected, column: int) -> list[_Sizes]:
 
 def _draw_map(ax: Axes, dissected: Sequence[Any], sizes: FloatArray, largest: float) -> None:
     """Blocks down, what is not split, heads and the MLP across; the embedding in a line of its own."""
-    lines = [None, *sorted({part.block for part in dissected if part.block is not None})]
+    blocks = {part.block for part in dissected if part.block is not None}
+    lines = [None, *sorted(blocks)]
     n_heads = 1 + max(part.number for part in dissected if part.kind == "head")
     grid = np.full((len(lines), n_heads + 2), np.nan)
     for part, size in zip(dissected, sizes, strict=True):
-        column = part.number + 1 if part.kind == "head" else n_heads + 1
-        if part.kind in ("embedding", "attention"):
+        if part.kind == "head":
+            column = part.number + 1
+        elif part.kind in ("embedding", "attention"):
             column = 0
-        grid[lines.index(part.block), column] = size
+        else:
+            column = n_heads + 1
+        line = lines.index(part.block)
+        grid[line, column] = size
 
     shades = _axes.blend(_axes.NOTHING_TO_MUCH)
     ax.set_facecolor(_axes.EMPTY[0])
-    image = ax.imshow(grid, cmap=shades, vmin=0.0, vmax=max(largest, 1e-30), aspect="auto")
+    image = ax.imshow(
+        grid,
+        cmap=shades,
+        vmin=0.0,
+        vmax=max(largest, 1e-30),
+        aspect="auto",
+    )
     if grid.size <= 300:
         _write_numbers(ax, grid, largest)
-    ax.set_yticks(range(len(lines)), labels=_names_of_lines(lines, dissected), fontsize=SMALL)
-    heads = [f"head {number}" for number in range(n_heads)] if n_heads <= 6 else range(n_heads)
-    labels = ["whole", *map(str, heads), "MLP"]
+
+    names = _names_of_lines(lines, dissected)
+    ax.set_yticks(range(len(lines)), labels=names, fontsize=SMALL)
+    word = "head " if n_heads <= 6 else ""
+    heads = [f"{word}{number}" for number in range(n_heads)]
+    labels = ["whole", *heads, "MLP"]
     ax.set_xticks(range(len(labels)), labels=labels, fontsize=SMALL)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
@@ -181,17 +210,28 @@ def _write_numbers(ax: Axes, grid: FloatArray, largest: float) -> None:
         if np.isfinite(size):
             colour = "white" if size > _LIGHT * largest else _axes.text_colour(ax)
             text = f"{size:.2g}"
-            ax.text(column, line, text, ha="center", va="center", fontsize=SMALL, color=colour)
+            ax.text(
+                column,
+                line,
+                text,
+                ha="center",
+                va="center",
+                fontsize=SMALL,
+                color=colour,
+            )
 
 
 def _draw_bars(ax: Axes, dissected: Sequence[Any], panel: _Sizes, max_display: int) -> None:
     """The largest, in the order of the stream."""
     tidy(ax, grid=True)
     known = np.nan_to_num(panel.sizes)
-    shown = np.sort(np.argsort(-known, kind="stable")[:max_display])
-    label_rows(ax, [escape(dissected[part].name) for part in shown])
+    largest = np.argsort(-known, kind="stable")[:max_display]
+    shown = np.sort(largest)
+    names = [escape(dissected[part].name) for part in shown]
+    label_rows(ax, names)
     _axes.bars(ax, np.arange(len(shown)), known[shown], left=0.0, look=panel.look)
+
     left_out = len(known) - len(shown)
     if left_out and known.sum() > 0:
-        share = 1 - known[shown].sum() / known.sum()
-        _axes.add_note(ax, f"{count(left_out, 'part')} more have {percent(float(share))}")
+        share = float(1 - known[shown].sum() / known.sum())
+        _axes.add_note(ax, f"{count(left_out, 'part')} more have {percent(share)}")

@@ -78,7 +78,12 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
     for y, term in enumerate(shown_terms, start=len(outputs)):
         _draw_own_share(ax, y, own_shares[term])
     if len(outputs) and len(shown_terms):
-        ax.axhline(len(outputs) - 0.5, color=_axes.MUTED, linewidth=0.8, zorder=1)
+        ax.axhline(
+            len(outputs) - 0.5,
+            color=_axes.MUTED,
+            linewidth=0.8,
+            zorder=1,
+        )
 
     output_labels = shorten_all(_output_names(what, len(explained)), 26)
     all_term_labels = term_labels([term.term for term in terms], 26)
@@ -136,15 +141,38 @@ def _draw_output(ax: Axes, y: int, share: float, inside: float) -> None:
     if abs(inside - share) > _WORTH_A_RING:
         text = f"{share:.3f} ({inside:.3f} inside)"
         text_at = max(share, inside)
-        [ring] = ax.plot(max(inside, 0.0), y, "o", color=_axes.MAIN, zorder=4, gid="inside")
+        [ring] = ax.plot(
+            max(inside, 0.0),
+            y,
+            "o",
+            color=_axes.MAIN,
+            zorder=4,
+            gid="inside",
+        )
         ring.set(markersize=7, markerfacecolor="none", markeredgewidth=1.4)
-    _draw_share(ax, y, share, doubtful=_EXPLAINED, colour=_axes.MAIN, text=text, text_at=text_at)
+    _draw_share(
+        ax,
+        y,
+        share,
+        doubtful=_EXPLAINED,
+        colour=_axes.MAIN,
+        text=text,
+        text_at=text_at,
+    )
 
 
 def _draw_own_share(ax: Axes, y: int, share: float) -> None:
     """How much of a term's spread is its own."""
     text = f"{share:.2%}" if share < _OWN else percent(share)
-    _draw_share(ax, y, share, doubtful=_OWN, colour=_axes.RESIDUAL, text=text, text_at=share)
+    _draw_share(
+        ax,
+        y,
+        share,
+        doubtful=_OWN,
+        colour=_axes.RESIDUAL,
+        text=text,
+        text_at=share,
+    )
 
 
 def _draw_share(
@@ -156,7 +184,13 @@ def _draw_share(
         colour = _axes.FOR
     end = float(np.clip(share, 0.0, 1.0))
 
-    ax.plot([0.0, end], [y, y], color=colour, linewidth=2.0, zorder=2)
+    ax.plot(
+        [0.0, end],
+        [y, y],
+        color=colour,
+        linewidth=2.0,
+        zorder=2,
+    )
     ax.plot(
         end,
         y,

@@ -163,7 +163,14 @@ def _draw_residual(ax: Axes, y: int, residual: FloatArray) -> float:
     """The residuals of the outputs, stacked; returns where they end."""
     end = 0.0
     for size in residual:
-        _axes.bars(ax, y, size, left=end, look=_RESIDUAL, gid="residual")
+        _axes.bars(
+            ax,
+            y,
+            size,
+            left=end,
+            look=_RESIDUAL,
+            gid="residual",
+        )
         end += float(size)
     return end
 
@@ -175,7 +182,14 @@ def _draw_main(ax: Axes, alone: FloatArray, ends: FloatArray) -> None:
     farther = np.maximum(ends, alone)
     ax.hlines(positions, nearer, farther, color=_axes.MUTED, zorder=3)
 
-    [marks] = ax.plot(alone, positions, "D", zorder=4, label="main effect alone", gid="main")
+    [marks] = ax.plot(
+        alone,
+        positions,
+        "D",
+        zorder=4,
+        label="main effect alone",
+        gid="main",
+    )
     marks.set(
         color=_axes.text_colour(ax),
         markersize=5.5,
@@ -218,7 +232,12 @@ def beeswarm(
 
     ax = _axes.get_axes(ax, (7.4, 0.42 * len(swarms) + 1.2))
     _axes.tidy(ax)
-    ax.axvline(0.0, color=_axes.MUTED, linewidth=0.8, zorder=0)
+    ax.axvline(
+        0.0,
+        color=_axes.MUTED,
+        linewidth=0.8,
+        zorder=0,
+    )
     shades = _draw_swarms(ax, swarms, terms=len(order))
     _axes.label_rows(ax, [swarm.name for swarm in swarms])
     name = labels.shorten(ex.output_names[chosen], 40)
@@ -275,7 +294,11 @@ def _draw_swarms(ax: Axes, swarms: Sequence[_Swarm], *, terms: int) -> PathColle
         if swarm.ranks is None:
             drawn.set_color(_axes.RESIDUAL)
         else:
-            drawn.set(array=swarm.ranks, cmap=_axes.blend(_axes.LOW_TO_HIGH), clim=(0.0, 1.0))
+            drawn.set(
+                array=swarm.ranks,
+                cmap=_axes.blend(_axes.LOW_TO_HIGH),
+                clim=(0.0, 1.0),
+            )
             coloured = drawn
 
     return coloured

@@ -281,7 +281,12 @@ def _draw_ground(ax: Axes, across: _Side, up: _Side) -> None:
     corner = (across.edges[0], up.edges[0])
     empty, lines = _axes.EMPTY
     ground = Rectangle(corner, across.width, up.width, facecolor=empty, edgecolor=lines)
-    ground.set(hatch="///", linewidth=0, zorder=0, gid="no rows")
+    ground.set(
+        hatch="///",
+        linewidth=0,
+        zorder=0,
+        gid="no rows",
+    )
     ax.add_patch(ground)
 
 
@@ -292,7 +297,14 @@ def _write_numbers(ax: Axes, surface: Masked, largest: float) -> None:
     for down, right in known:
         value = float(surface[down, right])
         label = format_number(value, decimals, "+")
-        text = ax.text(right, down, label, ha="center", va="center", fontsize=SMALL)
+        text = ax.text(
+            right,
+            down,
+            label,
+            ha="center",
+            va="center",
+            fontsize=SMALL,
+        )
         text.set_color("white" if abs(value) > 0.6 * largest else "black")
 
 
@@ -310,7 +322,12 @@ def _draw_lines(ax: Axes, across: _Side, up: _Side, surface: Masked, largest: fl
             lines = ax.contour(
                 x, y, part, levels=inside, colors="#333333", linewidths=0.7, zorder=2
             )
-            ax.clabel(lines, fontsize=SMALL - 1, fmt=_signed, inline_spacing=2)
+            ax.clabel(
+                lines,
+                fontsize=SMALL - 1,
+                fmt=_signed,
+                inline_spacing=2,
+            )
 
 
 def _signed(level: float) -> str:
@@ -388,7 +405,13 @@ def interaction_matrix(
     side = 0.42 * len(shown)
     ax = get_axes(ax, (side + 3.0, side + 1.5))
     shades = _axes.blend(_axes.NOTHING_TO_MUCH)
-    mesh = ax.imshow(matrix, cmap=shades, vmin=0.0, vmax=largest, aspect="equal")
+    mesh = ax.imshow(
+        matrix,
+        cmap=shades,
+        vmin=0.0,
+        vmax=largest,
+        aspect="equal",
+    )
     for down, right in np.argwhere(~np.isnan(matrix)):
         is_fitted = frozenset((shown[right], shown[down + 1])) in strengths.fitted
         _draw_strength(ax, down, right, matrix[down, right], largest=largest, framed=is_fitted)

@@ -92,7 +92,12 @@ def cam_grid(
     targets = [maps]
     if maps.target.ndim == 2:
         targets = [maps.of_target(number) for number in range(maps.target.shape[1])]
-    pictures = targets[0].overlay(images, opacity=0.0, mean=mean, std=std)
+    pictures = targets[0].overlay(
+        images,
+        opacity=0.0,
+        mean=mean,
+        std=std,
+    )
     rows = [(image, of_target) for image in range(len(maps)) for of_target in targets][:max_display]
     true_names = _names_of(labels, maps)
 
@@ -252,7 +257,13 @@ def _lay_over(ax: Axes, values: Array, kind: str, scale: float, opacity: float) 
     for level, line in ((0.5, "solid"), (-0.5, "dashed")):
         if part.min() < level < part.max():
             for width, colour in ((2.2, "white"), (1.0, "black")):
-                ax.contour(part, levels=[level], colors=colour, linestyles=line, linewidths=width)
+                ax.contour(
+                    part,
+                    levels=[level],
+                    colors=colour,
+                    linestyles=line,
+                    linewidths=width,
+                )
 
 
 def _names_of(labels: ArrayLike, maps: ActivationMaps) -> list[str]:

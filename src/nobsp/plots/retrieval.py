@@ -146,7 +146,11 @@ def _draw_neighbours(axes: Sequence[Axes], space: _Space, database: TableLike) -
         if space.agrees:
             agrees = space.agrees[rank]
             colour = _axes.MAIN if agrees else _axes.FOR
-            panel.spines[:].set(visible=True, linewidth=3.0, color=colour)
+            panel.spines[:].set(
+                visible=True,
+                linewidth=3.0,
+                color=colour,
+            )
             panel.spines[:].set_linestyle("solid" if agrees else (0, (2.5, 1.5)))
     axes[0].set_title(space.title, fontsize=NORMAL, loc="left")
 
@@ -270,11 +274,25 @@ def _draw_cells(
         shades.append(_far(values, column))
 
     colours = _axes.blend(_axes.NOTHING_TO_MUCH)
-    panel.imshow(shades, cmap=colours, vmin=0.0, vmax=2.2 * _FAR, aspect="auto", gid="far")
+    panel.imshow(
+        shades,
+        cmap=colours,
+        vmin=0.0,
+        vmax=2.2 * _FAR,
+        aspect="auto",
+        gid="far",
+    )
     for down, values in enumerate(cells):
         for right, value in enumerate(values):
             text = format_value(value, 12)
-            panel.text(right, down, text, ha="center", va="center", fontsize=SMALL)
+            panel.text(
+                right,
+                down,
+                text,
+                ha="center",
+                va="center",
+                fontsize=SMALL,
+            )
     panel.axvline(0.5, color=_axes.MUTED, linewidth=1.5)
 
 

@@ -38,8 +38,10 @@ class Labels(NamedTuple):
 
 def packed(values: ArrayLike, kind: str = "f8") -> Packed:
     """Numbers as they are, in one of the kinds "f8", "f4", "u1", "i1", "u2", "i2", "u4", "i4"."""
-    array = np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<"))
-    return {"kind": kind, "bytes": base64.b64encode(array.tobytes()).decode("ascii")}
+    little_endian = np.dtype(kind).newbyteorder("<")
+    array = np.ascontiguousarray(values, dtype=little_endian)
+    text = base64.b64encode(array.tobytes())
+    return {"kind": kind, "bytes": text.decode("ascii")}
 
 
 def packed_codes(codes: ArrayLike) -> Packed:
@@ -47,8 +49,11 @@ def packed_codes(codes: ArrayLike) -> Packed:
     array = np.asarray(codes, dtype=np.int64)
     low = int(array.min(initial=0))
     high = int(array.max(initial=0))
-    kind = np.min_scalar_type(high if low >= 0 else min(low, -high - 1))
-    return packed(array, kind.str[1:] if kind.itemsize <= 4 else "f8")
+    # A negative number asks for a kind with a sign, which must hold the largest one too.
+    furthest = high if low >= 0 else min(low, -high - 1)
+    smallest = np.min_scalar_type(furthest)
+    kind = smallest.str[1:] if smallest.itemsize <= 4 else "f8"
+    return packed(array, kind)
 
 
 def packed_column(values: AnyArray) -> Packed:
@@ -63,7 +68,8 @@ def packed_column(values: AnyArray) -> Packed:
 
     numbers = np.where(finite, numbers, np.nan)
     with np.errstate(over="ignore"):
-        is_single = np.array_equal(numbers, numbers.astype(np.float32), equal_nan=True)
+        single = numbers.astype(np.float32)
+    is_single = np.array_equal(numbers, single, equal_nan=True)
     return packed(numbers, "f4" if is_single else "f8")
 
 
@@ -75,8 +81,15 @@ def _are_whole(numbers: NDArray[np.float64]) -> bool:
 
 def embedded(data: PageData) -> str:
     r"""Data as JSON that can stand inside a script: no tag, entity or line separator in it."""
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    text = json.dumps(
+        data,
+        ensure_ascii=True,
+        allow_nan=False,
+        separators=(",", ":"),
+    )
+    text = text.replace("<", "\\u003c")
+    text = text.replace(">", "\\u003e")
+    return text.replace("&", "\\u0026")
 
 
 def known(values: ArrayLike) -> list[Any]:
@@ -115,11 +128,13 @@ def read_labels(
         return _labels_by_name([str(value) for value in values.tolist()], names)
 
     numbers = values.astype(np.float64)
-    are_positions = values.size and np.isin(numbers, np.arange(max(len(names), 2))).all()
+    positions = np.arange(max(len(names), 2))
+    are_positions = values.size and np.isin(numbers, positions).all()
     if are_positions:
         return Labels(numbers.astype(np.int64), tuple(names) or ("0", "1"))
     if classes:
-        examples = ", ".join(map(str, np.unique(values)[:5].tolist()))
+        some = np.unique(values)[:5].tolist()
+        examples = ", ".join(map(str, some))
         raise ValueError(
             f"labels must be class numbers from 0 to {len(names) - 1}, or names; found {examples}."
         )
@@ -131,7 +146,8 @@ def _labels_by_name(texts: Sequence[str], names: Sequence[str]) -> Labels:
 
     Names the model does not know are put behind its own, so that every label can be shown.
     """
-    every_name = tuple(dict.fromkeys([*names, *sorted(set(texts))]))
+    in_order = [*names, *sorted(set(texts))]
+    every_name = tuple(dict.fromkeys(in_order))
     position = {name: code for code, name in enumerate(every_name)}
     codes = [position[text] for text in texts]
     return Labels(np.array(codes, dtype=np.int64), every_name)

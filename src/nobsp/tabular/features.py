@@ -271,7 +271,13 @@ def _see_numbers(column: AnyArray, most: int) -> Seen:
     values = column.astype(np.float64)
     values = np.sort(values[~np.isnan(values)])
     if len(values) == 0:
-        return Seen(numeric=True, levels=[], typical=float("nan"), span=(), quantiles=values)
+        return Seen(
+            numeric=True,
+            levels=[],
+            typical=float("nan"),
+            span=(),
+            quantiles=values,
+        )
 
     is_new = np.concatenate([[True], values[1:] != values[:-1]])
     levels = values[is_new]

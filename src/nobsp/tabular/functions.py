@@ -535,7 +535,15 @@ class Functions:
             output: The output that the bounds are for; all when None.
             model: The model, its explainer, or its outputs for the rows.
         """
-        return cap(with_bands(self), feature, X, least=least, most=most, output=output, model=model)
+        return cap(
+            with_bands(self),
+            feature,
+            X,
+            least=least,
+            most=most,
+            output=output,
+            model=model,
+        )
 
     def drop(
         self, feature: str, X: TableLike, *, take_over: bool = False, model: ModelLike = None
