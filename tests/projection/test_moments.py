@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nobsp.projection import Moments, merge_all
+from nobsp.projection import Moments, merge_all, update_in_turn
 from tests.meeting import meet
 from tests.projection.oracles import exact_products, normal, product_error
 from tests.tolerances import (
@@ -163,6 +163,66 @@ def test_the_rows_given_are_left_as_they_were() -> None:
 
 
 # ---------------------------------------------------------------------- blocks
+
+
+# ---------------------------------------------------------------------- several sets in turn
+
+
+@given(
+    SEEDS,
+    st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    st.integers(1, 12),
+    st.sampled_from([0.0, 1.0, 1e6]),
+)
+def test_rows_dealt_in_turn_are_those_of_every_so_many(
+    seed: int, batches: list[int], n_sets: int, shift: float
+) -> None:
+    x = normal(seed, sum(batches), 3) + shift
+    sets = [Moments({"first": 2, "second": 1}) for _ in range(n_sets)]
+    start = 0
+    for size in batches:
+        batch = x[start : start + size]
+        update_in_turn(sets, {"first": batch[:, :2], "second": batch[:, 2:]}, first=start)
+        start += size
+
+    for position, moments in enumerate(sets):
+        own = x[position::n_sets]
+        assert moments.rows == len(own)
+        if len(own):
+            assert product_error(moments.products, exact_products(own)) < PASS
+            assert_same_to_rounding(moments.mean(), own.mean(0), within=PASS)
+
+
+def test_more_rows_in_turn_than_a_chunk_holds() -> None:
+    x = normal(0, 10_001, 70) + 3
+    sets = [Moments({"all": 70}) for _ in range(12)]
+    update_in_turn(sets, {"all": x.float()}, first=5)
+    for position, moments in enumerate(sets):
+        own = x.float().double()[(position - 5) % 12 :: 12]
+        assert product_error(moments.products, exact_products(own)) < PASS
+
+
+@pytest.mark.parametrize("value", [0.1, 1e9, -3.0])
+def test_a_constant_column_dealt_in_turn_has_products_of_exactly_zero(value: float) -> None:
+    sets = [Moments({"all": 2}) for _ in range(5)]
+    for size in (17, 3, 50):
+        x = normal(0, size, 2)
+        x[:, 1] = value
+        update_in_turn(sets, {"all": x})
+    for moments in sets:
+        assert not moments.products[:, 1].any()
+
+
+def test_a_failing_batch_leaves_all_sets_unchanged() -> None:
+    sets = [Moments({"all": 2}) for _ in range(3)]
+    update_in_turn(sets, {"all": normal(0, 9, 2)})
+    before = [moments.state() for moments in sets]
+    wrong = normal(1, 9, 2)
+    wrong[4, 1] = torch.nan
+    with pytest.raises(ValueError, match="row 4, column 1"):
+        update_in_turn(sets, {"all": wrong})
+    for moments, state in zip(sets, before, strict=True):
+        assert all(torch.equal(tensor, state[name]) for name, tensor in moments.state().items())
 
 
 def test_blocks_by_name_in_any_order_equal_all_columns_at_once() -> None:
