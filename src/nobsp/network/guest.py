@@ -797,15 +797,23 @@ def make_stand_in(model: nn.Module) -> StandIn | None:
         for buffer in part._buffers.values():
             rewrite.buffer(buffer)
 
-    slots = {kind: _slots(kind) for kind in {type(part) for part in distinct.values()}}
-    references: list[Any] = []
-    for own_id, part in distinct.items():
-        references += _fill(shells[own_id], part, slots[type(part)], rewrite)
-
+    references = _fill_all(shells, distinct, rewrite)
     known = {id(shell): shell for shell in shells.values()}
     if _lead_to(references, {id(part) for part in parts}, known):
         return None
     return StandIn(copies[id(model)], copies)
+
+
+def _fill_all(
+    shells: Mapping[int, nn.Module], originals: Mapping[int, nn.Module], rewrite: _Rewrite
+) -> list[Any]:
+    """Give all copies the attributes of what they stand for; what they then refer to."""
+    kinds = {type(part) for part in originals.values()}
+    slots = {kind: _slots(kind) for kind in kinds}
+    references: list[Any] = []
+    for original_id, part in originals.items():
+        references += _fill(shells[original_id], part, slots[type(part)], rewrite)
+    return references
 
 
 def _can_be_copied(kind: type) -> bool:

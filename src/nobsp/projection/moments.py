@@ -261,7 +261,7 @@ def update_in_turn(sets: Sequence[Moments], rows: Mapping[str, Tensor], *, first
     """Adds rows to sets of the same blocks in turn: row i to set first + i, modulo their number.
 
     The same to rounding as an update of each set with its share of the rows, but with a few large
-    products where that takes many small ones: half the time, and threads seldom wait.
+    products where that takes many small ones: threads wait for each other less often.
     """
     n_sets = len(sets)
     in_turn = [sets[(first + position) % n_sets] for position in range(n_sets)]
