@@ -57,6 +57,19 @@ def test_maps_predictions_and_a_report_come_out(nobsp: Run, gallery: Path, tmp_p
     ]
 
 
+def test_a_page_of_some_images_says_of_how_many(
+    nobsp: Run, gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nobsp.cli.cam._IN_REPORT", 4)
+    out = tmp_path / "out"
+    done = nobsp(
+        "cam", "--model", gallery / "net.pt2", "--images", gallery / "images", "--channels", 1, "--out", out,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "Shown are 4 of them" in (out / "report.html").read_text(encoding="utf-8")
+    assert len(list((out / "maps").iterdir())) == 6
+
+
 @pytest.mark.parametrize(("kind", "colour"), [("positive", FOR), ("negative", AGAINST)])
 def test_maps_look_as_in_the_report_grey_images_with_its_colours(
     nobsp: Run, gallery: Path, tmp_path: Path, kind: str, colour: str

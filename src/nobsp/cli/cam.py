@@ -117,6 +117,8 @@ def cam(
             console.step("writing the report")
             same = "the same images" if others is pictures else others.where
             about = f"{loaded.name} ({loaded.origin}) on {pictures.where}, calibrated on {same}."
+            if len(pictures) > _IN_REPORT:
+                about += f" Shown are {_IN_REPORT} of them, evenly chosen; maps/ has all."
             about += "" if warning is None else f" Warning: {warning}"
             title = output.title or f"What the network sees in {pictures.where}"
             _write_report(
