@@ -428,9 +428,9 @@ def measure(task: Task, *, quick: bool) -> tuple[Table, Table]:
         (
             Column("map"),
             Column("deletion", ".3f"),
-            Column(f"minus {best}"),
+            Column(f"deletion minus {best}"),
             Column("insertion", ".3f"),
-            Column(f"minus {best}"),
+            Column(f"insertion minus {best}"),
             Column("class token's share", ".2f"),
         ),
         tuple(rows),

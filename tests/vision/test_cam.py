@@ -552,3 +552,19 @@ def test_thousands_of_targets_are_what_each_is_alone() -> None:
         for kind in ("account", "contrast", "positive", "contributions", "confidence", "residual"):
             found = getattr(every, kind)[:, position]
             np.testing.assert_allclose(found, getattr(one, kind), rtol=CONTRIBUTIONS, atol=SUMS)
+
+
+@pytest.mark.parametrize("pooled_into_head", [True, False])
+def test_a_model_that_says_the_same_of_all_images_is_warned_of(pooled_into_head: bool) -> None:
+    silent = nn.Conv2d(3, 6, 3)
+    nn.init.constant_(silent.bias, -100.0)
+    pooling = nn.AdaptiveAvgPool2d(1 if pooled_into_head else 2)
+    model = nn.Sequential(silent, nn.ReLU(), pooling, nn.Flatten(), nn.LazyLinear(4)).eval()
+    shown = images(20, dtype=torch.float32)
+    model(shown)
+    with pytest.warns(UserWarning, match="says the same of all") as said:
+        cam = NObSPCam(model).fit(shown)
+    # It points at the line that called.
+    assert said[0].filename == __file__
+    findings = cam.health().findings
+    assert [finding.code for finding in findings if finding.severity == "warning"] == ["constant"]

@@ -125,7 +125,13 @@ def _find_misfit(feature_map: FeatureMap, account: Account) -> list[Finding]:
         return []
     explained = account.explained.double()
     known = explained[~explained.isnan()]
-    least = float(known.min()) if len(known) else 1.0
+    if not len(known):
+        message = (
+            f"The model says the same of all calibration {inputs_of(feature_map)}, and maps are empty: check its "
+            "weights, and that these are prepared as in its training."
+        )
+        return [Finding("warning", "constant", "", message)]
+    least = float(known.min())
     if account.coefficients is None and least < LEAST_CARRIED:
         message = (
             f"The integral through the layers behind {feature_map.layer!r} misses much of the logits of the first "

@@ -88,8 +88,8 @@ class MapMeans:
         )
         with counting_passes() as passes:
             share = _share_carried(account, feature_map, images)
-        if account.is_picture(feature_map):
-            # Pictures do not add up, and by how much says nothing about them.
+        # Pictures do not add up, and by how much says nothing about them.
+        if account.is_picture(feature_map) or self._is_constant(feature_map.dtype):
             share = math.nan
         return replace(
             account,
@@ -103,7 +103,8 @@ class MapMeans:
         assert feature_map.head is not None
         weight = feature_map.head.weight
         unexplained = _unexplained(feature_map, self.missed, self.variation)
-        explained = torch.full((feature_map.outputs,), 1 - unexplained**2, dtype=torch.float64)
+        share = math.nan if self._is_constant(feature_map.dtype) else 1 - unexplained**2
+        explained = torch.full((feature_map.outputs,), share, dtype=torch.float64)
         return Account(
             coefficients=weight.T.clone(),
             mean=mean,
@@ -112,6 +113,12 @@ class MapMeans:
             explained=explained,
             unexplained=unexplained,
         )
+
+    def _is_constant(self, dtype: torch.dtype) -> bool:
+        """Whether logits differ between images by no more than the model's rounding."""
+        spread = math.sqrt(max(self.variation, 0.0) / max(self.rows, 1))
+        rounding = torch.finfo(dtype).eps * float(torch.linalg.vector_norm(self.logits))
+        return spread <= 4 * rounding
 
 
 def _unexplained(feature_map: FeatureMap, missed: float, variation: float) -> float:
