@@ -20,8 +20,19 @@ from email.message import Message
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Extras that are small enough to be installed one by one, each into an environment of its own.
-TRIED_EXTRAS = ("plot", "images", "report", "frames", "ann", "skops")
+# Extras that are installed one by one, each into an environment of its own.
+TRIED_EXTRAS = (
+    "plot",
+    "images",
+    "report",
+    "frames",
+    "ann",
+    "milvus",
+    "ray",
+    "skops",
+    "onnx",
+    "excel",
+)
 # Where an address in the long description would lead nowhere.
 RELATIVE_LINK = re.compile(r"\]\((?!https?://|#|\[)[^)]*\)|(?:src|srcset)=\"(?!https?://)[^\"]*\"")
 

@@ -122,13 +122,56 @@ def try_skops(folder: Path) -> None:
     nobsp.NObSP(skops.io.load(folder / "model.skops")).fit(X)
 
 
+def try_milvus(folder: Path) -> None:
+    """Neighbours from a database in a file."""
+    model, X = make_table()
+    explainer = nobsp.NObSP(model, interactions=0).fit(X)
+    backend = nobsp.Milvus(uri=str(folder / "rows.db"))
+    index = nobsp.ContributionIndex(explainer, backend=backend).fit(X)
+    assert index.query(X[:3], k=4).indices.shape == (3, 4)
+
+
+def try_ray(_: Path) -> None:
+    """Calibration in the workers of a cluster, here of one."""
+    import ray
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    model, X = make_table()
+    explainer = nobsp.NObSP(model, interactions=0).fit(ray.data.from_numpy(X.numpy()))
+    ray.shutdown()
+    assert explainer.health().rows == len(X)
+
+
+def try_onnx(folder: Path) -> None:
+    """Functions as a graph."""
+    import onnx
+
+    model, X = make_table()
+    nobsp.NObSP(model, interactions=0).fit(X).compile().to_onnx(folder / "functions.onnx")
+    onnx.checker.check_model(folder / "functions.onnx")
+
+
+def try_excel(folder: Path) -> None:
+    """Functions as a workbook."""
+    import openpyxl
+
+    model, X = make_table()
+    functions = nobsp.NObSP(model, interactions=0).fit(X).compile()
+    functions.to_excel(folder / "functions.xlsx", X[:3].numpy())
+    assert openpyxl.load_workbook(folder / "functions.xlsx").sheetnames
+
+
 PARTS: dict[str, Callable[[Path], None]] = {
     "plot": try_plot,
     "images": try_images,
     "report": try_report,
     "frames": try_frames,
     "ann": try_ann,
+    "milvus": try_milvus,
+    "ray": try_ray,
     "skops": try_skops,
+    "onnx": try_onnx,
+    "excel": try_excel,
 }
 
 
