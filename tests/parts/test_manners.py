@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,9 @@ import torch
 from torch import nn
 
 import nobsp
+from tests.parts.streams import drawn, rows
+from tests.processes import LONGEST_RUN
+from tests.tolerances import assert_same_to_rounding
 
 ROWS = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 ANSWERS: tuple[Callable[..., Any], ...] = (nobsp.explain_parts, nobsp.prune)
@@ -67,3 +71,32 @@ def test_a_frozen_network_is_pruned_and_stays_frozen() -> None:
     pruned = nobsp.prune(model, ROWS, keep=0.5)
     assert not any(weight.requires_grad for weight in model.parameters())
     assert not any(weight.requires_grad for weight in pruned.model.parameters())
+
+
+def test_parts_are_followed_beside_other_threads() -> None:
+    network = drawn(nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)))
+    X = rows(12, 3)
+    explanation = nobsp.explain_parts(network, X)
+    alone = explanation.ablation(X).effects
+    ended = threading.Event()
+    # Whatever it does: random numbers of the process are watched in another way where there are threads.
+    thread = threading.Thread(target=ended.wait, args=(LONGEST_RUN,))
+    thread.start()
+    try:
+        assert_same_to_rounding(explanation.ablation(X).effects, alone)
+    finally:
+        ended.set()
+        thread.join(LONGEST_RUN)
+
+
+def test_switches_of_the_process_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two threads that set it and put it back would leave it as the other one had it.
+    def refuse(_: bool) -> None:
+        raise AssertionError("the fast path was switched for all threads")
+
+    monkeypatch.setattr(torch.backends.mha, "set_fastpath_enabled", refuse)
+    layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True, norm_first=True)
+    network = drawn(nn.Sequential(layer, nn.Flatten(), nn.Linear(18, 2)))
+    X = rows(8, 3, 6)
+    assert nobsp.explain_parts(network, X).values.shape[0] == 8
+    nobsp.prune(network, X, keep=0.5)

@@ -48,7 +48,7 @@ from nobsp.parts.surgery import (
     shrink,
     take_over,
 )
-from nobsp.parts.tape import every_step_seen
+from nobsp.parts.tape import EveryStepSeen
 
 BudgetOf = Literal["multiplications", "parameters"]
 # Rows of a layer's Gram matrix: enough for every column, and no more than the estimate needs.
@@ -163,7 +163,7 @@ def prune_by(
     recipe: Recipe,
 ) -> Pruned:
     """The same by a recipe."""
-    with every_step_seen():
+    with EveryStepSeen():
         return _prune(
             model,
             X,

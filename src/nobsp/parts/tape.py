@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from nobsp.network.guest import DispatchMode, Visit
 
@@ -163,15 +164,15 @@ class Tape:
         )
 
 
-@contextmanager
-def every_step_seen() -> Iterator[None]:
-    """Without torch's fast path for transformers, one operation in which layers cannot be told apart."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+class EveryStepSeen(TorchFunctionMode):
+    """Keeps torch from its fast path for transformers, one operation in which layers cannot be told apart.
+
+    Torch does not take that path where calls are watched. Its switch would be one for all threads.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The result of the call."""
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -188,7 +189,7 @@ def recording(visit: Visit, model: nn.Module) -> Iterator[Callable[..., Tape]]:
         def record(x: Tensor, choose: Callable[[Any], Tensor]) -> Tape:
             layers.clear()
             recorder = _Recorder(x, layers)
-            with every_step_seen(), torch.no_grad(), recorder:
+            with EveryStepSeen(), torch.no_grad(), recorder:
                 output = choose(visit(x))
             return recorder.tape(output, rows=len(x))
 
