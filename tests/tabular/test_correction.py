@@ -80,7 +80,7 @@ def test_the_headline_holds_on_fresh_rows_of_correlated_features(rows: int) -> N
 
 def test_a_share_below_zero_is_an_error_and_fit_says_so() -> None:
     model, X = one_product(2, strength=8.0), table("relu", 40, columns=2, correlation=0.0)
-    with pytest.warns(UserWarning, match="worse than the mean"):
+    with pytest.warns(UserWarning, match="worse than predicting the mean"):
         explainer = NObSP(model, interactions=0, ridge=1e-12).fit(X[:12])
     assert explainer.explained_[0] < 0
     first = explainer.health().findings[0]

@@ -151,7 +151,7 @@ def test_one_background_row_is_the_baseline(normals: Tensor) -> None:
     given = {"background": 1, "ridge": NO_CORRECTION, "interactions": 0}
     for level in (1.0, 2.0):
         with (
-            pytest.warns(UserWarning, match="worse than the mean")
+            pytest.warns(UserWarning, match="worse than predicting the mean")
             if level == 2.0
             else nullcontext()
         ):
