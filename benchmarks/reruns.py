@@ -27,6 +27,10 @@ from benchmarks.tabular import unseen
 # A difference this small is not told as a loss, whatever the scatter.
 LEAST = 0.005
 
+UNSEEN_KEPT = (
+    "Rows of `unseen` were measured earlier than the others, by other code, and not again."
+)
+
 # Table, case, score, earlier value, present value, scatter of the earlier one.
 Row = tuple[str, str, str, float, float, float | None]
 
@@ -74,6 +78,15 @@ def unseen_rows(former: Path) -> Iterator[Row]:
             now,
             scatter_of(share),
         )
+
+
+def kept_unseen_rows() -> Iterator[Row]:
+    """The same, as they were measured the last time."""
+    for row in records(RESULTS, "reruns", "Ours, earlier and now"):
+        if row["table"] == "unseen":
+            yield (
+                "unseen", row["case"], row["score"], row["earlier"], row["now"], row["scatter"]
+            )  # fmt: skip
 
 
 def recovery_rows(former: Path) -> Iterator[Row]:
@@ -124,10 +137,15 @@ def read_rows(former: Path) -> Iterator[Row]:
 def main() -> None:
     parser = options((__doc__ or "").splitlines()[0])
     parser.add_argument("--former", type=Path, required=True, help="folder of the earlier results")
+    parser.add_argument(
+        "--keep-unseen",
+        action="store_true",
+        help="rows of `unseen` as the present results have them",
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     rows = [
-        *unseen_rows(chosen.former),
+        *(kept_unseen_rows() if chosen.keep_unseen else unseen_rows(chosen.former)),
         *recovery_rows(chosen.former),
         *read_rows(chosen.former),
     ]
@@ -159,6 +177,7 @@ def main() -> None:
                 f"Of {len(shares)} shares {higher} are higher by more than {LEAST} and their scatter, "
                 f"{len(lower)} lower: {told or 'none'}.",
                 f"Bands whose coverage is lower by more than 0.1: {uncovered or 'none'}.",
+                *([UNSEEN_KEPT] if chosen.keep_unseen else []),
             ),
             seeds=(0, 1, 2),
         ),
