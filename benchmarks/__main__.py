@@ -69,6 +69,10 @@ TABLES: dict[str, tuple[str, str]] = {
         "benchmarks.comparison",
         "what changed: parts of gaps beside SHAP and statsmodels, coverage, pairs of models",
     ),
+    "compare-errors": (
+        "benchmarks.comparison.errors",
+        "parts of gaps of networks that learnt known functions: error beside SHAP's, and where it comes from",
+    ),
     "shapes": (
         "benchmarks.comparison.shapes",
         "shapes asked of constrained and free trees, bounds on fresh rows, planted weak spots",

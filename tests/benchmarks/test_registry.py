@@ -14,7 +14,7 @@ EXPECTED = (
     "choosing", "varying", "audit-values", "select", "texts",
     "speed-neighbours", "unseen", "trees", "house", "headline", "bands", "halves", "everyday", "influence",
     "speed-published", "parts", "prune",
-    "compare", "shapes", "swapped", "deploy", "reruns", "native",
+    "compare", "compare-errors", "shapes", "swapped", "deploy", "reruns", "native",
 )  # fmt: skip
 
 
