@@ -145,3 +145,9 @@ def _thinned(subject: Subject) -> list[str]:
     """Layers whose outputs may go, as ours finds them; heads are left to ours."""
     groups, _ = find_groups(subject.model, subject.calibration.rows[:2])
     return [group.producers[0] for group in groups if group.kind != "heads"]
+
+
+def heads_of(subject: Subject) -> list[str]:
+    """Layers that read heads."""
+    groups, _ = find_groups(subject.model, subject.calibration.rows[:2])
+    return [group.consumer for group in groups if group.kind == "heads"]

@@ -224,6 +224,29 @@ def test_split_attention_is_the_same_attention(masked: str) -> None:
         split(x, x.clone(), x)
 
 
+def test_a_pruned_transformer_is_trained_like_any_other() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 4, 32, 0.0, batch_first=True, norm_first=True)
+        encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        model = nn.Sequential(nn.Linear(3, 16), encoder, nn.Flatten(), nn.Linear(64, 2))
+    x = rows(80, 4, 3).float()
+    wanted = x[:, 0, :2] - x[:, 1, 1:]
+
+    small = nobsp.prune(model, x, keep=0.5).model.train()
+
+    optimizer = torch.optim.SGD(small.parameters(), lr=0.01, momentum=0.9)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = (small(x) - wanted).square().mean()
+        loss.backward()
+        assert all(weight.grad is not None for weight in small.parameters())
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
 def test_the_rest_takes_over_more_than_it_did_alone() -> None:
     model = drawn(nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 2)))
     x = rows(600, 4)
