@@ -61,7 +61,7 @@ def test_methods_agree_on_a_linear_network(linear):
 @pytest.mark.parametrize("benchmark", [faithfulness, agreement])
 def test_a_table_is_made_from_start_to_end_and_nothing_is_written(benchmark, tmp_path, monkeypatch):
     monkeypatch.setattr(walking, "FOLDER", tmp_path / "cache")
-    chosen = argparse.Namespace(quick=True, known=False, tables=("iris",), seeds=(0,))
+    chosen = argparse.Namespace(quick=True, known=False, ours=False, tables=("iris",), seeds=(0,))
     settings = {method: benchmark.SETTINGS[method] for method in (PUBLISHED, STEADY, GRADIENTS)}
     found = walking.walk(chosen, "trial", benchmark.scored, settings, rows=30)
     assert set(found) == {("iris", method) for method in settings}
@@ -72,7 +72,7 @@ def test_a_table_is_made_from_start_to_end_and_nothing_is_written(benchmark, tmp
 
 def test_known_cells_are_not_computed_again(tmp_path, monkeypatch):
     monkeypatch.setattr(walking, "FOLDER", tmp_path)
-    chosen = argparse.Namespace(quick=False, known=False, tables=("iris",), seeds=(0,))
+    chosen = argparse.Namespace(quick=False, known=False, ours=False, tables=("iris",), seeds=(0,))
     asked = []
 
     def score(table, seed, method, **_):
@@ -93,9 +93,11 @@ def test_what_was_not_run_is_named_and_nothing_is_computed_for_it(tmp_path, monk
         asked.append((table, seed))
         return {"correlation": 0.5}
 
-    whole = argparse.Namespace(quick=False, known=False, tables=("iris",), seeds=(0,))
+    whole = argparse.Namespace(quick=False, known=False, ours=False, tables=("iris",), seeds=(0,))
     walking.walk(whole, "trial", score, settings, rows=5)
-    partly = argparse.Namespace(quick=False, known=True, tables=("iris", "wine"), seeds=(0,))
+    partly = argparse.Namespace(
+        quick=False, known=True, ours=False, tables=("iris", "wine"), seeds=(0,)
+    )
     found = walking.walk(partly, "trial", score, settings, rows=5)
     assert asked == [("iris", 0)]
     assert walking.mean(found, "iris", GRADIENTS, "correlation") == 0.5
