@@ -335,3 +335,10 @@ def test_distillers_refuse_teachers_of_other_outputs(explainer):
         nobsp.NObSPClassifier(three, interactions=0).fit(X, X[:, 0] > 0)
     with pytest.raises(ValueError, match="random_state"):
         nobsp.NObSPClassifier(three, random_state=-1).fit(X, np.arange(24) % 3)
+
+
+def test_a_gallery_of_too_few_files_is_refused(explainer, tmp_path):
+    X = np.random.default_rng(0).normal(size=(24, 3))
+    hits = nobsp.ContributionIndex(explainer).fit(X, np.arange(24) % 2).query(X, 3)
+    with pytest.raises(ValueError, match="gallery"):
+        nobsp.report(hits, tmp_path / "page.html", gallery="x.png")

@@ -227,6 +227,11 @@ def _pictures(
     if files is not None:
         if total is not None and len(files) != total:
             raise ValueError(f"{argument} has {len(files)} pictures; expected {total}.")
+        n_needed = max(positions, default=-1) + 1
+        if len(files) < n_needed:
+            raise ValueError(
+                f"{argument} has {len(files)} pictures; picture {n_needed - 1} is wanted."
+            )
         chosen_files = [files[position] for position in positions]
         pictures = read_pictures(chosen_files, argument, channels=3)
         return np.asarray(pictures.permute(0, 2, 3, 1), dtype=np.float32)
