@@ -221,7 +221,7 @@ def test_terms_are_put_in_by_what_they_explain_where_rows_are() -> None:
     noise = torch.randn(300, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     outputs = columns.sum(1, keepdim=True) + 0.05 * noise
     trial = Trial(terms=((0, 1), (0, 2)), least_relative_gain=0.005, least_gain=1e-4)
-    assert paying(outputs, columns, replace(trial, by_gain=True)) == {(0, 2)}
+    assert paying(outputs, columns, replace(trial, by_size=True)) == {(0, 2)}
     assert (0, 1) in paying(outputs, columns, trial)
 
 
@@ -233,6 +233,6 @@ def test_where_little_is_left_a_term_that_explains_most_of_it_is_put_in(
     columns = torch.randn(300, 3, generator=generator, dtype=torch.float64)
     columns[:, 2] *= weak
     noise = 0.01 * torch.randn(300, 1, generator=generator, dtype=torch.float64)
-    trial = Trial(terms=((0, 1), (0, 2)), least_relative_gain=0.005, least_gain=1e-5, by_gain=True)
+    trial = Trial(terms=((0, 1), (0, 2)), least_relative_gain=0.005, least_gain=1e-5, by_size=True)
     chosen = paying(columns.sum(1, keepdim=True) + noise, columns, trial)
     assert ((0, 2) in chosen) == is_kept

@@ -50,8 +50,6 @@ MOST_NUMBERS = 20_000_000
 FEWEST_ROWS = 4096
 # Columns of a block of the design's products.
 _BLOCK = 200
-# Keeps a division by an effect of zero finite.
-_FAINTEST = 1e-300
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,13 +372,13 @@ class Trial:
     Where features are correlated, terms that explain next to nothing bend the main curves.
     """
 
-    terms: tuple[Subset, ...]  # in the order in which they are added, unless that is `by_gain`
+    terms: tuple[Subset, ...]  # in the order in which they are added, unless that is `by_size`
     least_relative_gain: float  # share of what is unexplained that a term must explain
     least_gain: float  # share of the outputs' variance that a term must explain
     # strengths of the ridge to try them at; None for every other of those that are tried in the end
     strengths: tuple[float, ...] | None = None
     patience: int | None = None  # after so many sizes tried without a gain, no more terms are tried
-    by_gain: bool = False  # whether those come first that explain most of what is left without any
+    by_size: bool = False  # whether those come first whose effects are largest where rows are
 
     def cost(self, unexplained: float, terms: int) -> float:
         """What is unexplained with so many of the terms, and what these must have brought."""
@@ -603,10 +601,10 @@ class _Candidates:
             if unexplained <= ENOUGH:
                 n_more = max(count, 1)  # as the ladder's next rung has twice as many
                 enough = unexplained * (1 - MOST_OF_THE_REST) ** n_more
-            if count == 0 and trial.by_gain:
+            if count == 0 and trial.by_size:
                 alphas = torch.tensor(best[0], dtype=torch.float64)
-                gains = self._gains(on_trial, regression, held_out, alphas)
-                ordered = sorted(on_trial, key=lambda number: -gains[number])
+                sizes = self._sizes_on_rows(on_trial, regression, alphas)
+                ordered = sorted(on_trial, key=lambda number: -sizes[number])
 
         count = min(costs, key=costs.__getitem__)
         paying = set(ordered[:count])
@@ -616,32 +614,29 @@ class _Candidates:
             alphas=torch.tensor(best[count], dtype=torch.float64),
         )
 
-    def _gains(
-        self, on_trial: Sequence[int], without: Regression, held_out: HeldOut, alphas: Tensor
+    def _sizes_on_rows(
+        self, on_trial: Sequence[int], without: Regression, alphas: Tensor
     ) -> dict[int, float]:
-        """What the prior of every piece on trial explains of the residuals of a fit without any of them.
+        """How large the prior of every piece on trial is at the rows, apart from the terms of a fit without it.
 
-        On its own, after the terms of that fit have taken over what they can of it,
+        After these have taken over what they can of it,
 
-            e_⊥ = e − T (TᵀT/n + λI)⁻¹ Tᵀe/n,        gain = (e_⊥ᵀ r)² / e_⊥ᵀe_⊥,
+            e_⊥ = e − T (TᵀT/n + λI)⁻¹ Tᵀe/n,        size = e_⊥ᵀe_⊥,
 
-        on the rows held out, as a share of the outputs' variance and on average over them.
+        as a share of the outputs' variance and on average over them. What held-out rows leave unexplained has no
+        say in the order: pairs that were chosen by it would make the headline of the same rows too high.
         """
         n_rows = len(self.sample)
         gram = without.total / n_rows
-        judged = held_out.residual[0, :, 0].isfinite()
-        variance = self.sample.spread.square() * judged.sum()
-        gains = torch.zeros(len(on_trial), dtype=torch.float64)
+        variance = self.sample.spread.square() * n_rows
+        sizes = torch.zeros(len(on_trial), dtype=torch.float64)
         for output, alpha in enumerate(alphas.tolist()):
             effects = torch.stack([self.parts[number][1][:, output] for number in on_trial], 1)
             effects = effects - effects.mean(0)
             shared = solve_ridge(gram, without.design.T @ effects / n_rows, alpha * without.scale)
-            apart = (effects - without.design @ shared)[judged]
-            best = int(held_out.errors[:, :, output].sum(0).argmin())
-            residual = held_out.residual[best, judged, output]
-            squares = apart.square().sum(0).clamp_min(_FAINTEST)
-            gains += (apart.T @ residual).square() / squares / variance[output]
-        return dict(zip(on_trial, gains.tolist(), strict=True))
+            apart = effects - without.design @ shared
+            sizes += apart.square().sum(0) / variance[output]
+        return dict(zip(on_trial, sizes.tolist(), strict=True))
 
 
 class _Verdict(NamedTuple):

@@ -214,7 +214,7 @@ def trial_of_pairs(tables: Tables) -> Trial:
         terms=tuple(grid.term for grid in tables.pairs),
         least_relative_gain=WORTH_KEEPING,
         least_gain=WORTH_A_TERM,
-        by_gain=True,
+        by_size=True,
     )
 
 

@@ -127,8 +127,8 @@ def _find_misfit(feature_map: FeatureMap, account: Account) -> list[Finding]:
     known = explained[~explained.isnan()]
     if not len(known):
         message = (
-            f"The model says the same of all calibration {inputs_of(feature_map)}, and maps are empty: check its "
-            "weights, and that these are prepared as in its training."
+            f"The model says the same of all calibration {inputs_of(feature_map)}, so that nothing tells how much of "
+            "it maps explain: check its weights, and that these are prepared as in its training."
         )
         return [Finding("warning", "constant", "", message)]
     least = float(known.min())
