@@ -165,7 +165,7 @@ def of_published() -> list[str]:
         of_way = [row["fastest"] for row in rows if row["way"] == way]
         fastest[way] = ", ".join(number(value, 2) for value in of_way)
     return [
-        "seconds of Algorithm 1 as published, 4,000 rows × 54 columns: one thread, two threads on a busy machine",
+        "seconds of Algorithm 1 as published, 4,000 rows × 54 columns: one thread, two threads",
         fastest["as_published(network).fit(X)"],
         f"a plain script of twenty lines, float32 {fastest['plain script, single precision']}, "
         f"float64 {fastest['plain script, double precision']}",
