@@ -20,6 +20,7 @@ def handmade(
     outputs: int = 1,
     classes: tuple[Any, ...] = (),
     cities: tuple[Any, ...] = (*CITIES, None),
+    filled_in: int | None = None,
     names: tuple[str, ...] = ("age", "income", "city", "code", "hot 1", "hot 2", "unused"),
     seed: int = 0,
 ) -> Functions:
@@ -27,7 +28,7 @@ def handmade(
     rng = np.random.default_rng(seed)
     age = NumberAxis(0, np.array([18.0, 30.0, 30.000000000000004, 52.5, 90.1]))
     income = NumberAxis(1, np.array([-3.0, 0.1, 1e3, 1e5]), missing=True)
-    city = LevelAxis((2,), cities)
+    city = LevelAxis((2,), cities, filled_in)
     code = LevelAxis((3,), np.array([[0.0], [1.5], [7.0]]))
     hot = LevelAxis((4, 5), np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
     coarse_age = NumberAxis(0, np.array([20.0, 40.0, 80.0]))
@@ -88,7 +89,8 @@ def rows_for(functions: Functions, n_rows: int = 60, seed: int = 1) -> pd.DataFr
     special_incomes = [np.nan, -3.0, 0.1, 1e5, -50.0, 1e7, np.inf, 0.0, 0.3, 2e4]
     ages = np.concatenate([special_ages, rng.uniform(10, 100, n_rows - 10)])
     incomes = np.concatenate([special_incomes, rng.uniform(-1, 2e5, n_rows - 10)])
-    cities = np.array([*axis.levels, "elsewhere"], dtype=object)
+    absent = [None] if axis.filled_in is not None else []
+    cities = np.array([*axis.levels, "elsewhere", *absent], dtype=object)
     columns = [
         ages,
         incomes,

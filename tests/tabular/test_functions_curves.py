@@ -174,7 +174,7 @@ def test_functions_of_nothing_are_empty(explainer):
 @pytest.mark.parametrize(
     ("feature", "values", "kind", "said"),
     [
-        ("age", ["old"], TypeError, "column 'age', is not numeric"),
+        ("age", ["old"], TypeError, "column 'age' of X is not numeric"),
         (
             "age",
             [[1.0, 2.0]],

@@ -21,9 +21,10 @@ from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from nobsp import NObSP
+from nobsp import Functions, NObSP
 from nobsp.models import adapt
 from nobsp.tabular.features import columns_of
+from nobsp.tabular.lookup import LevelAxis
 from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 
 ROWS = 300
@@ -181,6 +182,22 @@ def test_missing_names_count_as_what_the_imputer_makes_of_them(explainer, people
     assert len(gap) > 0
     assert np.allclose(gap, explainer.function("city")("rome"))
     assert "None" not in set(explainer.curves(5).query("feature == 'city'")["level"])
+
+
+def test_functions_alone_know_which_level_the_imputer_fills_in(explainer, people, tmp_path):
+    gap = people[people["city"].isna()]
+    assert len(gap) > 0
+    ex = explainer(gap)
+    explainer.compile().save(tmp_path / "functions.nobsp")
+    for functions in (explainer.compile(), Functions.load(tmp_path / "functions.nobsp")):
+        alone = functions(gap)
+        assert_same_to_rounding(alone.values, ex.values, within=CONTRIBUTIONS)
+        assert not alone.outside[:, alone.feature_names.index("city")].any()
+
+
+def test_a_filled_in_level_that_is_not_there_is_an_error():
+    with pytest.raises(ValueError, match="level 2"):
+        LevelAxis((0,), ("oslo", "rome"), filled_in=2)
 
 
 def test_missing_names_that_are_imputed_are_not_outside(explainer, people):

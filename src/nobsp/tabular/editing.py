@@ -440,7 +440,9 @@ def _at_baseline(functions: Functions) -> FloatArray:
 def _level_columns(axis: LevelAxis, position: float) -> dict[int, AnyArray]:
     """The columns of one level, by its position; one that was not seen where there is none."""
     if np.isnan(position):
-        return {column: np.array([np.nan], dtype=object) for column in axis.columns}
+        # No level equals it, not even the one that missing names have.
+        unseen = object() if isinstance(axis.levels, tuple) else np.nan
+        return {column: np.array([unseen], dtype=object) for column in axis.columns}
     level = axis.levels[int(position)]
     if isinstance(axis.levels, tuple):
         cell = np.empty(1, dtype=object)

@@ -856,7 +856,12 @@ def number_domain(outline: Outline, span: tuple[float, float], adapted: Adapted)
 
 
 def level_domain(
-    outline: Outline, levels: tuple[Level, ...] | Array, inputs: Tensor, labels: Iterable[str]
+    outline: Outline,
+    levels: tuple[Level, ...] | Array,
+    inputs: Tensor,
+    labels: Iterable[str],
+    *,
+    filled_in: int | None = None,
 ) -> Domain:
     """A category with its levels, unless these are too many for a table."""
     if len(levels) > MOST_TABLED_LEVELS:
@@ -866,7 +871,7 @@ def level_domain(
         columns=outline.columns,
         encode=outline.encode,
         plain=outline.plain,
-        levels=LevelAxis(outline.members, levels),
+        levels=LevelAxis(outline.members, levels, filled_in),
         level_inputs=inputs,
     )
 
@@ -898,13 +903,17 @@ def text_domain(outline: Outline, texts: list[Any]) -> Domain:
         inputs = outline.encode(rows[:-1])
 
     # Nor is it one where the preprocessing fills in another level.
-    if is_missing(texts[-1]) and bool((inputs[:-1] == inputs[-1]).all(1).any()):
-        texts = texts[:-1]
-        inputs = inputs[:-1]
+    filled_in = None
+    if is_missing(texts[-1]):
+        same = (inputs[:-1] == inputs[-1]).all(1).nonzero().flatten().tolist()
+        if same:
+            filled_in = same[0]
+            texts = texts[:-1]
+            inputs = inputs[:-1]
 
     levels = tuple(None if type(text).__name__ == "NAType" else text for text in texts)
     labels = ["missing" if is_missing(text) else str(text) for text in texts]
-    return level_domain(outline, levels, inputs, labels)
+    return level_domain(outline, levels, inputs, labels, filled_in=filled_in)
 
 
 def _require_storable(name: str, levels: Sequence[Any]) -> None:

@@ -24,7 +24,7 @@ from nobsp.tabular.setting import find_readout, plain
 from nobsp.tabular.tables import DirectTerm
 
 KIND = "tabular explainer"
-VERSION = 7
+VERSION = 8
 
 # Features, and levels of each, that are tried to find the model's head: more would tell nothing new.
 _PROBED_FEATURES = 64

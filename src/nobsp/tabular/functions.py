@@ -64,7 +64,7 @@ from nobsp.tabular.predicting import (
 
 # The word that files have for it.
 KIND = "compiled explainer"
-VERSION = 5
+VERSION = 6
 
 
 class Bands(NamedTuple):
@@ -289,7 +289,9 @@ class Functions:
     def decision_function(self) -> Callable[[TableLike], FloatArray]:
         """`decision_function(X)` gives the classes' scores, log-odds where there are probabilities."""
         if not classes_of(self):
-            raise AttributeError("the functions predict numbers and decide nothing; use predict.")
+            raise AttributeError(
+                "the functions predict numbers and have no classes to decide between; use predict."
+            )
 
         def decisions(X: TableLike) -> FloatArray:
             return decide(self, X)
@@ -356,7 +358,9 @@ class Functions:
     def feature_names_in_(self) -> AnyArray:
         """Names of these columns. Only available where the calibration's table had names."""
         if self.column_names is None:
-            raise AttributeError("the calibration's table had no column names.")
+            raise AttributeError(
+                "feature_names_in_ is not known: the rows given to fit had no column names."
+            )
         return np.array(self.column_names, dtype=object)
 
     def with_classes(self, classes: Sequence[Any]) -> Functions:

@@ -124,6 +124,8 @@ class LevelAxis:
     columns: tuple[int, ...]  # positions of its columns in the caller's table
     # the names of one column, or an array of numbers (levels, columns)
     levels: tuple[Level, ...] | Array
+    # the level that the preprocessing puts in the place of a missing name, by its position
+    filled_in: int | None = None
 
     def __post_init__(self) -> None:
         self._positions: dict[Any, int] = {}
@@ -132,11 +134,24 @@ class LevelAxis:
             self._positions = {name: k for k, name in enumerate(self.levels)}
         else:
             self._trie = _trie(self.levels)
-        missing = [k for name, k in self._positions.items() if is_missing(name)]
-        self._missing = missing[0] if missing else None
+        self._missing = self._find_missing()
 
     def __len__(self) -> int:
         return len(self.levels)
+
+    @property
+    def missing(self) -> int | None:
+        """Position of the level that missing names have: one of their own, or the one that is filled in."""
+        return self._missing
+
+    def _find_missing(self) -> int | None:
+        """The position of `missing`; an error where it is none of the levels."""
+        own = [position for name, position in self._positions.items() if is_missing(name)]
+        if own or self.filled_in is None:
+            return own[0] if own else None
+        if self.filled_in not in range(len(self._positions)):
+            raise ValueError(f"level {self.filled_in}, which is filled in, is not there")
+        return self.filled_in
 
     def places(self, columns: Sequence[AnyArray]) -> Places:
         """Position of each row's level; `len(self)` marks an unknown level."""
@@ -335,7 +350,9 @@ class Chunk:
             return column.astype(np.float64)
         except (TypeError, ValueError, OverflowError) as failure:
             name = position if self._names is None else repr(self._names[position])
-            raise TypeError(f"X, column {name}, is not numeric ({failure}).") from failure
+            raise TypeError(
+                f"column {name} of X is not numeric ({failure}); pass numbers, as in the calibration."
+            ) from failure
 
     def numbers(self, position: int) -> Array:
         """A column as contiguous float64; what is infinite is as unknown as NaN."""

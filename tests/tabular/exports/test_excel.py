@@ -238,13 +238,16 @@ def read(path: Path, n_rows: int) -> pd.DataFrame:
     "options",
     [
         {"link": "exp", "outputs": 2},
+        {"link": "exp", "outputs": 2, "filled_in": 0},
         {"link": "sigmoid", "classes": ('n"o', "yes")},
         {"link": "softmax", "outputs": 3, "classes": (1, 2, 5)},
     ],
-    ids=["means", "two classes", "three classes"],
+    ids=["means", "filled in", "two classes", "three classes"],
 )
 def test_a_sheet_says_what_python_says(options: dict[str, Any], tmp_path: Path) -> None:
-    cities = (*CITIES, "=1+1", "bern", "B*rn", None)
+    cities = (*CITIES, "=1+1", "bern", "B*rn")
+    if "filled_in" not in options:
+        cities = (*cities, None)
     functions = handmade(cities=cities, **options)
     rows = rows_for(functions, n_rows=16)
     # Sheets keep fifteen digits, and an empty text is an empty cell.

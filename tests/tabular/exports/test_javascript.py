@@ -54,14 +54,17 @@ def answers_of_node(functions: Functions, rows: pd.DataFrame, folder: Path) -> l
     "options",
     [
         {"link": "exp", "outputs": 2},
+        {"link": "exp", "outputs": 2, "filled_in": 0},
         {"link": "sigmoid", "classes": ("no", "yes")},
         {"link": "softmax", "outputs": 3, "classes": (1, 2, 5)},
     ],
-    ids=["means", "two classes", "three classes"],
+    ids=["means", "filled in", "two classes", "three classes"],
 )
 def test_node_says_what_python_says(options: dict[str, Any], tmp_path: Path) -> None:
     names = ("</script>", 'in"come', "__proto__", "code", "hot\n1", "hot 2", "unused")
-    cities = (*CITIES, "nul\0inside", "\u2028", None)
+    cities = (*CITIES, "nul\0inside", "\u2028")
+    if "filled_in" not in options:
+        cities = (*cities, None)
     functions = handmade(names=names, cities=cities, **options)
     rows = rows_for(functions)
     answers = answers_of_node(functions, rows, tmp_path)

@@ -19,6 +19,7 @@ from tests.tabular.handmade import CITIES, handmade, rows_for
 KINDS: dict[str, dict[str, Any]] = {
     "numbers": {},
     "means": {"link": "exp", "outputs": 2},
+    "filled in": {"cities": CITIES, "filled_in": 1},
     "two classes": {"link": "sigmoid", "classes": ("no", "yes")},
     "three classes": {"link": "softmax", "outputs": 3, "classes": (1, 2, 5)},
     "softplus": {"link": "softplus"},

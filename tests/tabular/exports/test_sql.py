@@ -20,6 +20,7 @@ from tests.tabular.handmade import CITIES, handmade, rows_for
 KINDS: dict[str, dict[str, Any]] = {
     "numbers": {},
     "means": {"link": "exp", "outputs": 2},
+    "filled in": {"cities": CITIES, "filled_in": 1},
     "two classes": {"link": "sigmoid", "classes": ("no", "yes's")},
     "three classes": {"link": "softmax", "outputs": 3, "classes": ("a", 'b;"', "c\n")},
 }
@@ -114,7 +115,7 @@ def test_a_database_says_what_python_says(kind: str, dialect: str, query: Query)
     require_same(functions, rows_for(functions), query, dialect)
 
 
-@pytest.mark.parametrize("kind", ["means", "two classes", "three classes"])
+@pytest.mark.parametrize("kind", ["means", "filled in", "two classes", "three classes"])
 def test_postgres_says_what_python_says(kind: str, postgres: Postgres) -> None:
     functions = handmade(**KINDS[kind])
     require_same(functions, rows_for(functions), ask_postgres(postgres), "postgres")

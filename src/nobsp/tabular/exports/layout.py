@@ -144,9 +144,7 @@ def _place_of(axis: NumberAxis | LevelAxis, *, held: bool) -> tuple[object, Plac
     if not isinstance(axis.levels, tuple):
         return axis.columns, LevelPlace(axis.columns, None, np.asarray(axis.levels))
 
-    absent = [position for position, level in enumerate(axis.levels) if is_missing(level)]
-    missing = absent[0] if absent else None
-    return axis.columns, LevelPlace(axis.columns, axis.levels, None, missing)
+    return axis.columns, LevelPlace(axis.columns, axis.levels, None, axis.missing)
 
 
 def read_inputs(
@@ -181,8 +179,8 @@ def texts_of_levels(place: LevelPlace, *, column: str, flags: Sequence[str]) -> 
     assert place.names is not None
     texts: list[list[str]] = []
     owners: dict[str, Level] = {}
-    for position, level in enumerate(place.names):
-        texts.append([] if position == place.missing else _texts_of(level, flags))
+    for level in place.names:
+        texts.append([] if is_missing(level) else _texts_of(level, flags))
         for text in texts[-1]:
             if text in owners:
                 raise ValueError(
