@@ -68,7 +68,7 @@ def _own_term(side: Side, feature: str, output: int) -> FloatArray:
     account = side.explanation
     if feature not in account.feature_names:
         raise ValueError(
-            f"feature {feature!r} is not there; {suggest(feature, account.feature_names)}"
+            f"there is no feature {feature!r}; {suggest(feature, account.feature_names)}"
         )
     if (feature,) not in account.terms:
         return np.zeros(len(account))
@@ -79,9 +79,11 @@ def feature_values(side: Side, name: str) -> AnyArray:
     """A feature's values, one per row."""
     functions = side.explanation.origin
     if not isinstance(functions, Functions):
-        raise ValueError("along needs accounts that an explainer gave; these were made by hand.")
+        raise ValueError(
+            "along needs explanations as explainer(X) gives them; these were made by hand."
+        )
     if name not in functions.feature_names:
-        raise ValueError(f"feature {name!r} is not there; {suggest(name, functions.feature_names)}")
+        raise ValueError(f"there is no feature {name!r}; {suggest(name, functions.feature_names)}")
     feature: Feature = functions.features[functions.feature_names.index(name)]
     if len(feature.columns) != 1:
         raise ValueError(
@@ -95,7 +97,9 @@ def function_of(account: Explanation, feature: str, output: int, x: AnyArray) ->
     """A feature's own function at some numbers, for an output of the account or a contrast of two."""
     functions = account.origin
     if not isinstance(functions, Functions):
-        raise ValueError("curves need accounts that an explainer gave; these were made by hand.")
+        raise ValueError(
+            "curves need explanations as explainer(X) gives them; these were made by hand."
+        )
     mix = mix_outputs(account, functions)
     if account.scale != "output" or mix is None:
         raise ValueError(

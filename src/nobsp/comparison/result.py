@@ -229,7 +229,7 @@ class Comparison:
         """An error for the name of a feature that neither side has."""
         if not isinstance(feature, str) or feature not in self.feature_names:
             raise ValueError(
-                f"feature {quote(feature)} is not there; {suggest(feature, self.feature_names)}"
+                f"there is no feature {quote(feature)}; {suggest(feature, self.feature_names)}"
             )
 
     def changed(

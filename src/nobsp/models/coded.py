@@ -114,7 +114,7 @@ class Coded:
             columns = [rows[:, k] for k in range(rows.shape[1])]
         if len(columns) != self.columns:
             raise ValueError(
-                f"X has {len(columns)} columns but the model was calibrated on {self.columns}"
+                f"X has {len(columns)} columns but the model was calibrated on {self.columns}."
             )
 
         matrix = np.empty((len(columns[0]), self.columns + len(self.absent)))
@@ -207,7 +207,9 @@ def _names_in(column: Any) -> _Names | None:
     try:
         known = {value for value in values.tolist() if not is_missing(value)}
     except TypeError as failure:  # lists and the like, which have no place among names
-        raise TypeError(f"X has a column of values that are no names ({failure}).") from failure
+        raise TypeError(
+            f"X has a column of values that are neither numbers nor names ({failure})."
+        ) from failure
     kind = _kind_of_names(column.to_native() if is_series else column)
     return _Names(sorted(known, key=str), kind)
 

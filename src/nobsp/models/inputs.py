@@ -300,7 +300,9 @@ class Packing:
         tensors = {name: _as_tensor(name, part) for name, part in dict(parts).items()}
         lengths = {name: len(part) for name, part in tensors.items()}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"X has inputs of different lengths: {lengths}.")
+            raise ValueError(
+                f"X has inputs of different lengths: {lengths}; all need the same rows."
+            )
         inputs = [
             Input(k, tuple(x.shape[1:]), str(x.dtype).removeprefix("torch."))
             for k, x in tensors.items()
@@ -337,7 +339,11 @@ class Packing:
     def pack(self, X: TableLike) -> Any:
         """Rows of all inputs as a matrix; a loader as one of such matrices."""
         if isinstance(X, Tensor | np.ndarray) or hasattr(X, "columns"):
-            raise TypeError(f"X is one table, but the model takes the inputs {list(self.columns)}.")
+            names = list(self.columns)
+            raise TypeError(
+                f"X is one table, but the model takes the inputs {names}; "
+                "pass a tuple in this order, or a dict by these names."
+            )
         is_batch = isinstance(X, Mapping) or (type(X) is tuple and self._has_shapes(X))
         return self.matrix(X) if is_batch else _Stream(X, self)
 

@@ -98,7 +98,7 @@ class Neighbors(Answers):
         """
         if self.residuals is None:
             raise ValueError(
-                "only a regression has an expected error, where the database has labels."
+                "expected_error needs a regression whose database has labels; pass labels to fit."
             )
         size: Array = np.abs(self.residuals).mean(1)
         return size

@@ -578,7 +578,9 @@ def read_lens(explanation: PartsExplanation, X: ArrayLike) -> Lens:
 def _require_finite(outputs: Tensor) -> None:
     """An error where a model has no answer for some rows."""
     if not bool(outputs.isfinite().all()):
-        raise ValueError("model answers NaN or infinity for rows of X.")
+        raise ValueError(
+            "model answers NaN or infinity for rows of X; leave them out, or check their scale."
+        )
 
 
 def _depths(anatomy: Anatomy) -> dict[str, int]:

@@ -129,7 +129,9 @@ def require_deterministic(model: nn.Module, rows: Rows) -> None:
                 f"model cannot take rows of X, each of the shape {tuple(some.shape[1:])} ({reason})."
             ) from failure
         if not all(bool(output.isfinite().all()) for output in outputs.values()):
-            raise ValueError("model answers NaN or infinity for rows of X.")
+            raise ValueError(
+                "model answers NaN or infinity for rows of X; leave them out, or check their scale."
+            )
         require_function_of_row(
             run, lambda x: x.to(rows.device, copy=True), some, outputs_of, dtype
         )

@@ -139,7 +139,7 @@ def _output(output: int | str, names: Sequence[str]) -> int:
     """The position of an output."""
     if isinstance(output, str):
         if output not in names:
-            raise ValueError(f"output={output!r} is not there; {suggest(output, names)}")
+            raise ValueError(f"there is no output {output!r}; {suggest(output, names)}")
         return list(names).index(output)
     is_whole = isinstance(output, int | np.integer) and not isinstance(output, bool)
     if not is_whole or not -len(names) <= output < len(names):

@@ -135,7 +135,7 @@ def split_plan(plan: Plan, readout: Readout, *, memory: int) -> list[Plan]:
         for_both = math.ceil(4 * (largest + plan.bytes_of_bases()) / 3)
         raise ValueError(
             f"memory is {memory:,} bytes but this calibration needs at least "
-            f"{max(for_sums, for_both):,}."
+            f"{max(for_sums, for_both):,}; pass engine=nobsp.Local(memory=...) with so many."
         )
 
     stages: list[list[Subset]] = [[]]

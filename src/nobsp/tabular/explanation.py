@@ -171,7 +171,9 @@ class Explanation(NamesFromElsewhere):
         if chosen == "log_softmax":
             chosen = "softmax"
         if self.scale != "output":
-            raise ValueError("this account is one of probabilities already.")
+            raise ValueError(
+                "this explanation is in probabilities already; call to_probability once."
+            )
         if chosen not in ("softmax", "sigmoid", "exp"):
             raise ValueError(
                 f"the model's outputs are explained as they are (link {chosen!r}). If they are probabilities already, "

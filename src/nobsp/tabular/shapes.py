@@ -288,7 +288,7 @@ def _feature_number(fitted: Fitted, feature: str) -> int:
     """The position of a feature, or an error with the names that are close."""
     names = fitted.functions.feature_names
     if not isinstance(feature, str) or feature not in names:
-        raise ValueError(f"feature {feature!r} is not there; {suggest(feature, names)}")
+        raise ValueError(f"there is no feature {feature!r}; {suggest(feature, names)}")
     return names.index(feature)
 
 
@@ -334,12 +334,13 @@ def _line_of(
         return _Line(values, inputs, columns, positions, exact=True, within=None)
     if feature.kind == "unused" or (table is not None and not table.axes):
         raise ValueError(
-            f"the model does not see feature {feature.name!r}, or it has a single value: every "
-            "shape holds, and there is no line to follow."
+            f"feature {feature.name!r} cannot be checked: the model does not use it, or all "
+            "calibration rows have the same value, so that every shape holds."
         )
     if not isinstance(axis, NumberAxis) or feature.span is None or table is None:
         raise ValueError(
-            f"feature {feature.name!r} is no single number and no category, so it has no line to follow."
+            f"feature {feature.name!r} cannot be checked: it is neither a single number nor a category; "
+            "choose another, or calibrate with its columns as features of their own."
         )
 
     low, high = _read_range(within, feature.span)

@@ -538,7 +538,7 @@ class NObSPCam(Explainer):
         if isinstance(X, Tensor | np.ndarray) and X.ndim == 2:
             if head is None:
                 raise ValueError(
-                    "layers stand between map and head, so pooled channels do not do; pass X as images."
+                    "layers stand between map and head, so pooled channels are not enough; pass X as images."
                 )
             yield from read_activations(X, head.weight, head.bias, progress=progress)
             return

@@ -63,7 +63,10 @@ class Grid:
         patches = tensor[:, self.prefix :]
         shape = grid_shape(patches.shape[1], space)
         if shape is None:
-            raise ValueError(f"{patches.shape[1]} tokens do not fill a grid of the input's shape.")
+            raise ValueError(
+                f"{patches.shape[1]} tokens do not fill a grid of the images' shape; "
+                "pass images of the size that was calibrated on, or name another layer."
+            )
         return torch.unflatten(patches.permute(0, 2, 1), 2, shape)
 
     def prefix_tokens(self, tensor: Tensor) -> Tensor:
