@@ -331,6 +331,22 @@ def test_the_output_must_be_chosen_where_there_are_several(ex):
         ex.to_frame()
 
 
+# Those that draw a table; the others (text, image, benchmark, …) draw something else.
+SHAP_PLOTS = (
+    "bar",
+    "beeswarm",
+    "decision",
+    "embedding",
+    "force",
+    "group_difference",
+    "heatmap",
+    "monitoring",
+    "scatter",
+    "violin",
+    "waterfall",
+)
+
+
 def shap_values(ex, output=None):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # shap's own imports warn
@@ -348,10 +364,9 @@ def test_shap_values_add_up_and_hide_nothing(ex):
     assert list(shap.feature_names) == [*NAMES, "(residual)"]
 
 
-@pytest.mark.parametrize(
-    "plot", ["bar", "beeswarm", "decision", "force", "heatmap", "scatter", "violin", "waterfall"]
-)
-def test_every_plot_of_shap_takes_it(ex, plot):
+@pytest.mark.parametrize("plot", SHAP_PLOTS)
+def test_every_plot_of_shap_takes_it(explainer, table, plot):
+    ex = explainer(table[:120])  # shap.plots.monitoring needs more than a hundred rows
     values = shap_values(ex, "high")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # shap's own calls of matplotlib and numpy
@@ -361,14 +376,20 @@ def test_every_plot_of_shap_takes_it(ex, plot):
         import shap
 
         draw = getattr(shap.plots, plot)
+        names = values.feature_names
         if plot == "waterfall":
             draw(values[0], show=False)
+        elif plot == "monitoring":  # takes arrays, of shap's own values too
+            draw(1, values.values, values.data, feature_names=names, show=False)
+        elif plot == "embedding":
+            draw(names[1], values.values, feature_names=names, show=False)
+        elif plot == "group_difference":
+            first_half = np.arange(len(ex)) < len(ex) // 2
+            draw(values.values, first_half, feature_names=names, show=False)
         elif plot == "scatter":
             draw(values[:, NAMES[0]], color=values, show=False)
         elif plot == "decision":
-            draw(
-                values.base_values[0], values.values, feature_names=values.feature_names, show=False
-            )
+            draw(values.base_values[0], values.values, feature_names=names, show=False)
         elif plot == "force":
             draw(values[0], matplotlib=True, show=False)
         else:
