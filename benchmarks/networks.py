@@ -82,6 +82,84 @@ def train(
     return network.double().eval()
 
 
+def train_together(
+    networks: Sequence[nn.Sequential],
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    seeds: Sequence[int],
+    epochs: int,
+    batch_size: int = 64,
+    learning_rate: float = 3e-3,
+    weight_decay: float = 1e-4,
+) -> None:
+    """Trains networks of one form side by side, in place, each as `train` trains it with its seed.
+
+    Weights of all networks lie in one tensor a layer, so that a step of all costs little more than one of them.
+    Adam and the squared error know nothing of other networks: what each learns is what it would learn alone, to
+    rounding.
+
+    Args:
+        networks: Linear layers and activations, alike but for their weights.
+        inputs: Rows of every network, (networks, rows, columns).
+        targets: Their targets, (networks, rows, outputs).
+        seeds: Decide the order of every network's rows.
+        epochs: How often each row is seen.
+        batch_size: Rows of every network per step.
+        learning_rate: Peak of the schedule.
+        weight_decay: As Adam understands it, an L2 penalty.
+    """
+    names = [name for name, _ in networks[0].named_parameters()]
+    stacked = {
+        name: torch.stack([network.get_parameter(name).detach().float() for network in networks])
+        for name in names
+    }
+    for weights in stacked.values():
+        weights.requires_grad_()
+
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    inputs = inputs.float()
+    targets = targets.float()
+    n_rows = inputs.shape[1]
+    which = torch.arange(len(networks))[:, None]
+    optimizer = torch.optim.Adam(
+        stacked.values(), lr=learning_rate, weight_decay=weight_decay, fused=True
+    )
+    steps = epochs * -(-n_rows // batch_size)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps)
+    for _ in range(epochs):
+        order = torch.stack(
+            [torch.randperm(n_rows, generator=generator) for generator in generators]
+        )
+        batches = zip(
+            inputs[which, order].split(batch_size, dim=1),
+            targets[which, order].split(batch_size, dim=1),
+            strict=True,
+        )
+        for rows, truth in batches:
+            optimizer.zero_grad()
+            errors = _answers_of_all(networks[0], stacked, rows) - truth
+            # A sum over networks, so that each has the gradient of its own mean.
+            errors.square().mean((1, 2)).sum().backward()
+            optimizer.step()
+            schedule.step()
+
+    for number, network in enumerate(networks):
+        network.double().eval()
+        network.load_state_dict({name: stacked[name][number].detach().double() for name in names})
+
+
+def _answers_of_all(form: nn.Sequential, stacked: dict[str, Tensor], rows: Tensor) -> Tensor:
+    """What every network answers to its rows, (networks, rows, outputs)."""
+    for name, layer in form.named_children():
+        if isinstance(layer, nn.Linear):
+            bias = stacked[f"{name}.bias"][:, None]
+            rows = torch.baddbmm(bias, rows, stacked[f"{name}.weight"].mT)
+        else:
+            rows = layer(rows)
+    return rows
+
+
 def determination(truth: Tensor, estimate: Tensor) -> Tensor:
     """R² per column: one less the squared error as a share of the spread of `truth`."""
     return 1 - (truth - estimate).square().sum(0) / (truth - truth.mean(0)).square().sum(0)

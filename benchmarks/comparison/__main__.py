@@ -15,18 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import kept
-from benchmarks.comparison import gaps, linear, real, retrained
+from benchmarks import kept, networks
+from benchmarks.comparison import errors, gaps, linear, real, retrained
 from benchmarks.report import Cell, Column, Report, Table, options, progress, publish
 
 ASKED = (0.85, 0.95)
 # Repetitions of every part, in full and in a hurry.
-FULL = {
-    "linear": 5, "coverage": 64, "errors": 4, "selection": 12, "recalibrated": 30, "retrained": 40
-}  # fmt: skip
-QUICK = {
-    "linear": 1, "coverage": 2, "errors": 1, "selection": 2, "recalibrated": 2, "retrained": 2
-}  # fmt: skip
+FULL = {"linear": 5, "coverage": 64, "selection": 12, "recalibrated": 100, "retrained": 100}
+QUICK = {"linear": 1, "coverage": 2, "selection": 2, "recalibrated": 2, "retrained": 2}
 
 
 def main() -> None:
@@ -37,13 +33,16 @@ def main() -> None:
     results = kept.Kept(None if chosen.quick else kept.FOLDER / "compare.jsonl")
     sizes = QUICK if chosen.quick else FULL
     print_ = kept.fingerprint(
-        gaps, linear, retrained, kept.rooms("projection", "network", "tabular", "comparison")
+        gaps,
+        linear,
+        retrained,
+        networks,
+        kept.rooms("projection", "network", "tabular", "comparison"),
     )
     cell = partial(_cell, results, print_, chosen.only)
 
     exact = [cell(f"linear {k}", partial(linear.measure, k)) for k in range(sizes["linear"])]
     covered = {}
-    wrong = {}
     for name in gaps.DESIGNS:
         for correlation in gaps.CORRELATIONS:
             n_repeats = sizes["coverage"]
@@ -51,11 +50,8 @@ def main() -> None:
                 f"coverage {name} {correlation} {n_repeats}",
                 partial(gaps.measure_coverage, name, correlation, repetitions=n_repeats),
             )
-            n_repeats = sizes["errors"]
-            wrong[name, correlation] = cell(
-                f"errors {name} {correlation} {n_repeats}",
-                partial(gaps.measure_errors, name, correlation, repetitions=n_repeats),
-            )
+    n_networks = errors.QUICK if chosen.quick else errors.FULL
+    wrong = errors.measure(n_networks, keeping=not chosen.quick, only=chosen.only)
 
     n_repeats = sizes["selection"]
     chosen_pairs = {
@@ -80,7 +76,17 @@ def main() -> None:
     if chosen.only is not None:
         return
     publish(
-        report(exact, covered, wrong, again, trained, chosen_pairs, of_tables, sizes=sizes),
+        report(
+            exact,
+            covered,
+            wrong,
+            again,
+            trained,
+            chosen_pairs,
+            of_tables,
+            sizes=sizes,
+            n_networks=n_networks,
+        ),
         chosen,
     )
 
@@ -103,6 +109,7 @@ def report(
     of_tables: list[dict[str, Any]],
     *,
     sizes: dict[str, int],
+    n_networks: dict[str, int],
 ) -> Report:
     largest = {part: max(found[part] for found in exact) for part in exact[0]}
     known: list[tuple[Cell, ...]] = []
@@ -182,9 +189,9 @@ def report(
                 "gap of the populations; the functions themselves are the model, and interactions are named. Beside it "
                 "the textbook interval for two means, made with the known functions, and the bars that SHAP's "
                 f"`group_difference` draws (in {min(gaps.WITH_SHAP, sizes['coverage'])} repetitions). Error: root mean "
-                "square, over features, of the parts of "
-                f"{sizes['errors']} networks trained on the functions, against the functions on the same rows; a pair "
-                "is shared equally, as Shapley values do. SHAP: exact interventional values over "
+                f"square, over features, of the parts of {n_networks['additive']} networks (with interactions "
+                f"{n_networks['interactions']}) trained on the functions, against the functions on the same rows; a "
+                "pair is shared equally, as Shapley values do. SHAP: exact interventional values over "
                 f"{gaps.BACKGROUND} background rows. Of the network: the same error of functions of the true form "
                 f"that are fitted to the network's answers to {gaps.MANY:,} rows of both groups: what it has learnt.",
             ),
@@ -198,8 +205,9 @@ def report(
                 tuple(judged),
                 "At a false discovery rate of 0.10. Recalibrated: the known functions themselves, each calibrated on "
                 "1,000 rows of its own. Retrained: networks trained on 4,000 rows of their own, calibrated on the same "
-                "1,000. SHAP: the change of mean |SHAP|, averaged over as many trainings, with the threshold that "
-                "serves it best in hindsight; beside one of each it has three.",
+                "1,000; the trainings of a pair run side by side, each as it would alone. SHAP: the change of mean "
+                "|SHAP|, averaged over as many trainings, with the threshold that serves it best in hindsight; beside "
+                "one of each it has three.",
             ),
             Table(
                 "Gaps of real tables",
@@ -238,7 +246,7 @@ def report(
             ),
         ),
         seeds=(0,),
-        settings=dict(sizes),
+        settings={**sizes, **{f"networks, {design}": n for design, n in n_networks.items()}},
     )  # fmt: skip
 
 

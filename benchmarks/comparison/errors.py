@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import kept
+from benchmarks import kept, networks
 from benchmarks.comparison import gaps
 from benchmarks.report import Cell, Column, Report, Table, options, progress, publish
 
@@ -27,25 +27,40 @@ def main() -> None:
     parser.add_argument("--only", help="compute cells whose name begins so, for a later run")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    results = kept.Kept(None if chosen.quick else kept.FOLDER / "compare-errors.jsonl")
-    print_ = kept.fingerprint(gaps, kept.rooms("projection", "network", "tabular", "comparison"))
     sizes = QUICK if chosen.quick else FULL
+    errors = measure(sizes, keeping=not chosen.quick, only=chosen.only)
+    if chosen.only is None:
+        publish(report(errors, sizes=sizes), chosen)
 
+
+def measure(
+    sizes: dict[str, int], *, keeping: bool, only: str | None
+) -> dict[tuple[str, float], dict[str, Any]]:
+    """Errors by design and correlation, a network at a time; `compare` shows them too and asks for the same cells.
+
+    Args:
+        sizes: How many networks of every design.
+        keeping: Whether networks are kept from one run to the next.
+        only: How the names of the cells begin that are computed; all of them when None.
+    """
+    results = kept.Kept(kept.FOLDER / "compare-errors.jsonl" if keeping else None)
+    print_ = kept.fingerprint(
+        gaps, networks, kept.rooms("projection", "network", "tabular", "comparison")
+    )
     errors = {}
     for design in gaps.DESIGNS:
         for correlation in gaps.CORRELATIONS:
-            networks = []
+            cells = []
             for number in range(sizes[design]):
                 name = f"errors {design} {correlation} {number}"
-                if chosen.only is not None and not name.startswith(chosen.only):
+                if only is not None and not name.startswith(only):
                     continue
                 progress(name)
                 compute = partial(gaps.measure_network, design, correlation, number)
-                networks.append(results.cell(name, print_, compute))
-            if networks:
-                errors[design, correlation] = gaps.gather_errors(networks)
-    if chosen.only is None:
-        publish(report(errors, sizes=sizes), chosen)
+                cells.append(results.cell(name, print_, compute))
+            if cells:
+                errors[design, correlation] = gaps.gather_errors(cells)
+    return errors
 
 
 def report(errors: dict[tuple[str, float], dict[str, Any]], *, sizes: dict[str, int]) -> Report:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import nobsp
-from benchmarks.networks import train
+from benchmarks.networks import train_together
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Term = tuple[str, ...]
@@ -194,13 +194,6 @@ def shap_difference(values: Array, generator: np.random.Generator) -> tuple[Arra
     return values[:half].mean(0) - values[half:].mean(0), ends
 
 
-def measure_errors(name: str, correlation: float, *, repetitions: int) -> dict[str, Any]:
-    """Networks trained on the functions: root mean square error of the parts by feature, beside SHAP's."""
-    return gather_errors(
-        [measure_network(name, correlation, repetition) for repetition in range(repetitions)]
-    )
-
-
 def gather_errors(networks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Root mean squares over networks and features, by method; what networks miss, and how many lack a pair."""
     methods = networks[0]["errors"]
@@ -301,19 +294,35 @@ def predict_with(network: nn.Module, rows: Array) -> Array:
 
 def train_network(design: Design, X: Array, *, seed: int) -> nn.Module:
     """A network that has learnt the functions' sum, but for about a thousandth of its variance."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = nn.Sequential(
-            nn.Linear(len(NAMES), 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1)
-        )
-    target = torch.as_tensor(design(X))[:, None]
-    return train(
-        network,
-        torch.as_tensor(X),
-        target,
-        seed=seed,
+    return train_networks([design], X[None], seeds=[seed])[0]
+
+
+def train_networks(
+    designs: Sequence[Design], tables: Array, *, seeds: Sequence[int]
+) -> list[nn.Sequential]:
+    """The same of several functions, each on rows of its own, (networks, rows, columns)."""
+    networks = []
+    for seed in seeds:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            networks.append(
+                nn.Sequential(
+                    nn.Linear(len(NAMES), 64),
+                    nn.SiLU(),
+                    nn.Linear(64, 64),
+                    nn.SiLU(),
+                    nn.Linear(64, 1),
+                )
+            )
+    answers = [design(X) for design, X in zip(designs, tables, strict=True)]
+    train_together(
+        networks,
+        torch.as_tensor(tables),
+        torch.as_tensor(np.stack(answers))[:, :, None],
+        seeds=seeds,
         epochs=60,
         batch_size=128,
         learning_rate=1e-2,
         weight_decay=0.0,
     )
+    return networks

@@ -68,31 +68,34 @@ def retrained(pair: int) -> dict[str, Any]:
     after = changed_design(feature, CHANGE * spread) if pair % 2 else before
     rows, compared = draw(1000), draw(1000)
 
-    models: list[list[Callable[[Array], Array]]] = []
-    accounts: list[list[nobsp.Explanation]] = []
+    designs = [before] * TRAININGS + [after] * TRAININGS
+    first_seed = 2 * TRAININGS * pair
+    networks = gaps.train_networks(
+        designs,
+        np.stack([draw(4000) for _ in designs]),
+        seeds=range(first_seed, first_seed + len(designs)),
+    )
+    models = [partial(gaps.predict_with, network) for network in networks]
+    accounts: list[nobsp.Explanation] = []
     interactions: Any = "auto"
-    for side, design in enumerate((before, after)):
-        models.append([])
-        accounts.append([])
-        for number in range(TRAININGS):
-            seed = 2 * TRAININGS * pair + TRAININGS * side + number
-            model = partial(gaps.predict_with, gaps.train_network(design, draw(4000), seed=seed))
-            explainer = nobsp.NObSP(model, features=list(NAMES), interactions=interactions)
-            explainer.fit(rows)
-            if interactions == "auto":
-                interactions = [term for term in explainer.terms_ if len(term) > 1] or 0
-            models[side].append(model)
-            accounts[side].append(explainer(compared))
+    for model in models:
+        explainer = nobsp.NObSP(model, features=list(NAMES), interactions=interactions)
+        explainer.fit(rows)
+        if interactions == "auto":
+            interactions = [term for term in explainer.terms_ if len(term) > 1] or 0
+        accounts.append(explainer(compared))
 
+    of_before = slice(0, TRAININGS)
+    of_after = slice(TRAININGS, None)
     truth = NAMES[feature] if pair % 2 else None
-    again = judge(accounts[0][0], accounts[0][1], pair, None)
+    again = judge(accounts[0], accounts[1], pair, None)
     moved = max(again["changes"][entry] for entry in again["changes"] if entry not in NOT_TERMS)
     return {
-        "one": judge(accounts[0][0], accounts[1][0], pair, truth),
-        "floor": judge(accounts[0][0], accounts[1][0], pair, truth, least_change=moved),
-        "several": judge(accounts[0], accounts[1], pair, truth),
+        "one": judge(accounts[0], accounts[TRAININGS], pair, truth),
+        "floor": judge(accounts[0], accounts[TRAININGS], pair, truth, least_change=moved),
+        "several": judge(accounts[of_before], accounts[of_after], pair, truth),
         "moved": moved,
-        "shap": move_of_shap(*models, compared, spread),
+        "shap": move_of_shap(models[of_before], models[of_after], compared, spread),
     }
 
 

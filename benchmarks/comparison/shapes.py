@@ -18,7 +18,7 @@ import torch
 import nobsp
 from benchmarks import kept
 from benchmarks.report import Cell, Column, Report, Table, options, progress, publish
-from nobsp.tabular.shapes import clopper_pearson
+from nobsp.numerics import clopper_pearson
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
