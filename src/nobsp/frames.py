@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, Frame, TableLike
-from nobsp.arguments import join_names
+from nobsp.arguments import array_of, join_names
 
 # Columns listed in an error before the rest is only counted.
 _MOST_LISTED = 12
@@ -32,6 +32,23 @@ def is_missing(value: object) -> bool:
     # Of pandas' own NA even the comparison with itself is NA.
     is_pandas_missing = type(value).__name__ == "NAType"
     return is_pandas_missing or bool(value != value)
+
+
+def group_codes(values: ArrayLike, *, n_rows: int, name: str = "groups") -> AnyArray:
+    """A number for every row, the same for rows of one group."""
+    array = array_of(values, name=name).reshape(-1)
+    if len(array) != n_rows:
+        raise ValueError(f"{name} must be one per row, {n_rows}, found {len(array)}.")
+
+    listed = array.tolist()
+    missing = [row for row, value in enumerate(listed) if is_missing(value)]
+    if missing:
+        raise ValueError(
+            f"{name} has a missing value in row {missing[0]}; give every row a group. A row on its own needs its own "
+            "group."
+        )
+    comparable = array if array.dtype.kind in "biuf" else np.array([str(value) for value in listed])
+    return np.unique(comparable, return_inverse=True)[1].reshape(-1).astype(np.intp)
 
 
 def match_columns(frame: Frame, *, argument: str, columns: Sequence[str] | None) -> Frame:

@@ -1,4 +1,4 @@
-"""Rules of numerical mathematics that several rooms need; imports numpy only."""
+"""Rules of numerical mathematics that several rooms need; numpy is all that importing them imports."""
 
 from __future__ import annotations
 
@@ -35,3 +35,21 @@ def gauss_legendre(points: int) -> tuple[FloatArray, FloatArray]:
     nodes = (nodes + 1.0) / 2.0
     weights = weights / 2.0
     return nodes, weights
+
+
+def clopper_pearson(hits: float, trials: float, confidence: float) -> tuple[float, float]:
+    """The exact two-sided interval of a share, from how often it came up.
+
+    Of rows with weights or in groups both counts are those of as many independent rows as tell as much, and need not be
+    whole (Korn and Graubard, 1998).
+
+    Example:
+        >>> [round(end, 3) for end in clopper_pearson(0, 30, 0.95)]
+        [0.0, 0.116]
+    """
+    from scipy.stats import beta
+
+    tail = (1 - confidence) / 2
+    low = float(beta.ppf(tail, hits, trials - hits + 1)) if hits else 0.0
+    high = float(beta.ppf(1 - tail, hits + 1, trials - hits)) if hits < trials else 1.0
+    return low, high

@@ -316,6 +316,17 @@ def test_layers_with_few_rows_are_named() -> None:
 
     assert [finding.code for finding in pruned.findings] == ["few_rows"]
     assert np.isfinite(pruned.measured_change)
+    # Six held-out rows and 24 that every layer can fit: what was foreseen is no estimate, and six rows tell little.
+    assert not pruned.is_foreseen
+    assert "expected" not in repr(pruned)
+    low, high = pruned.same_class_interval
+    assert low < pruned.same_class <= high
+    assert high - low > 0.4
+    enough = nobsp.prune(
+        drawn(nn.Sequential(nn.Linear(3, 40), nn.ReLU(), nn.Linear(40, 2))), rows(400, 3)
+    )
+    assert enough.is_foreseen
+    assert "expected" in repr(enough)
 
 
 class FixedView(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 import xgboost as xgb
 
 import nobsp
-from nobsp.tabular.shapes import clopper_pearson
+from nobsp.numerics import clopper_pearson
 
 SHAPES = ("increasing", "decreasing", "convex", "concave", "bounded")
 
@@ -242,3 +242,66 @@ def test_a_probability_may_fall_where_its_logit_rises():
     numbers = nobsp.NObSP(lambda X: X[:, 0], interactions=0).fit(X)
     with pytest.raises(ValueError, match="its link is 'identity'"):
         numbers.check_shape("x0", "increasing", X, scale="probability")
+
+
+def doubled(X):
+    """Falls along the first column in rows whose second is below zero."""
+    return np.asarray(X)[:, 0] * np.asarray(X)[:, 1]
+
+
+@pytest.fixture(scope="module")
+def product():
+    X = np.random.default_rng(3).normal(size=(60, 2))
+    return nobsp.NObSP(doubled, features=["a", "b"]).fit(X), X
+
+
+def test_copies_of_rows_tell_no_more_than_the_rows(product):
+    explainer, X = product
+    once = explainer.check_shape("a", "increasing", X)
+    copies = np.repeat(X, 10, axis=0)
+    joined = explainer.check_shape(
+        "a", "increasing", copies, groups=[f"row {row}" for row in np.repeat(np.arange(60), 10)]
+    )
+    assert (joined.rate, joined.n_rows) == (once.rate, 600)
+    assert joined.n_draws == pytest.approx(60)
+    assert joined.bound == pytest.approx(once.bound)
+    assert joined.note == ""
+    # Without groups each copy is taken for a draw of its own, and that is said.
+    apart = explainer.check_shape("a", "increasing", copies)
+    assert apart.bound < once.bound
+    assert apart.n_repeats == 540
+    assert "540 of 600" in apart.note
+
+
+def test_weights_count_rows_and_widen_bounds(product):
+    explainer, X = product
+    falls = X[:, 1] < 0
+    weights = np.where(falls, 3.0, 1.0)
+    weights[:5] = 0.0
+    check = explainer.check_shape("a", "increasing", X, sample_weight=weights)
+    assert check.n_rows == 55
+    assert check.rate == pytest.approx(weights[falls].sum() / weights.sum())
+    assert check.n_draws == pytest.approx(weights.sum() ** 2 / np.square(weights).sum())
+    expected = clopper_pearson(check.rate * check.n_draws, check.n_draws, 0.95)[1]
+    assert check.bound == pytest.approx(expected)
+    assert set(check.broken_rows) == set(np.flatnonzero(falls & (weights > 0)))
+    with pytest.raises(ValueError, match="sample_weight"):
+        explainer.check_shape("a", "increasing", X, sample_weight=weights[:-1])
+    with pytest.raises(ValueError, match="groups"):
+        explainer.check_shape("a", "increasing", X, groups=[None, *range(59)])
+
+
+def test_bounds_hold_where_rows_come_in_groups(product):
+    explainer, _ = product
+    # A group's rows all break the shape or all keep it: only groups are draws.
+    n_groups, size, share = 15, 8, 0.3
+    held = 0
+    for seed in range(40):
+        generator = np.random.default_rng(seed)
+        sign = np.where(generator.random(n_groups) < share, -1.0, 1.0)
+        groups = np.repeat(np.arange(n_groups), size)
+        X = np.abs(generator.normal(size=(len(groups), 2))) + 0.1
+        X[:, 1] *= sign[groups]
+        check = explainer.check_shape("a", "increasing", X, groups=groups)
+        held += check.bound >= share
+    assert held >= 38

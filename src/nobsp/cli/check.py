@@ -100,6 +100,7 @@ def check(
                 within=within,
                 most_rows=shape.rows,
                 scale="probability" if method.probability else "output",
+                groups=rows.groups,
             )
             for name in features
         ]

@@ -323,9 +323,10 @@ def _summarise(pruned: Pruned, out: Path) -> dict[str, Any]:
         "left_whole": {layer.name: layer.reason for layer in pruned.left_whole},
         "parameters": pruned.parameters.ratio,
         "multiplications": pruned.multiplications.ratio,
-        "expected_change": pruned.expected_change,
+        "expected_change": pruned.expected_change if pruned.is_foreseen else None,
         "measured_change": pruned.measured_change,
         "same_class": pruned.same_class,
+        "same_class_interval": pruned.same_class_interval,
         "accuracy": pruned.accuracy,
         "held_out_rows": pruned.held_out_rows,
         "findings": [finding.code for finding in pruned.findings],
@@ -348,7 +349,11 @@ def _describe(summary: Mapping[str, Any]) -> list[str]:
         f"{percent(summary['measured_change'])} of their variance."
     )
     if summary["same_class"] is not None:
-        lines.append(f"{percent(summary['same_class'])} of them keep their class.")
+        low, high = summary["same_class_interval"]
+        lines.append(
+            f"{percent(summary['same_class'])} of them keep their class; of rows like these {percent(low)} to "
+            f"{percent(high)} (95% confidence)."
+        )
     if summary["accuracy"] is not None:
         before, after = summary["accuracy"]
         lines.append(f"Accuracy was {before:.3f} and is {after:.3f}.")

@@ -9,7 +9,7 @@ import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray
 from nobsp.arguments import array_of, count, join_names, numbers_of
-from nobsp.frames import frame_of
+from nobsp.frames import frame_of, group_codes
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions
 from nobsp.tabular.indexing import Term
@@ -250,11 +250,7 @@ def _read_groups(groups: ArrayLike | None, *, name: str, n_rows: int) -> Places:
     """A number for every row, the same for rows that belong together."""
     if groups is None:
         return np.arange(n_rows, dtype=np.intp)
-    values = array_of(groups, name="groups").reshape(-1)
-    if len(values) != n_rows:
-        raise ValueError(f"groups of {name} must be one per row, {n_rows}, found {len(values)}.")
-    texts = values if values.dtype.kind in "biuf" else np.array([str(value) for value in values])
-    return np.unique(texts, return_inverse=True)[1].reshape(-1).astype(np.intp)
+    return group_codes(groups, n_rows=n_rows, name=f"groups of {name}")
 
 
 def pair_of(value: object, *, argument: str) -> Pair:

@@ -13,6 +13,7 @@ from nobsp._typing import NativeFrame
 from nobsp.arguments import count, percent
 from nobsp.base import Finding, describe_findings
 from nobsp.frames import frame_like
+from nobsp.numerics import clopper_pearson
 
 # Rows for each column of a layer below which a fit to them is a guess.
 _FEW_ROWS = 2
@@ -72,7 +73,8 @@ class Pruned:
         layers: The layers that became smaller.
         left_whole: The layers that did not, each with the reason.
         expected_change: Mean squared change of the outputs that was foreseen, as a share of their variance; NaN where
-            they do not vary on held-out rows.
+            they do not vary on held-out rows. It means nothing where `is_foreseen` is False, and is too small where
+            many layers lose much: `measured_change` is what to go by.
         measured_change: The same, measured on held-out rows.
         same_class: Share of held-out rows whose largest output is the same; None where outputs are not (rows, classes).
         accuracy: On held-out rows before and after, where labels were given and outputs are (rows, classes).
@@ -97,6 +99,21 @@ class Pruned:
     unused_labels: bool = False
 
     @property
+    def is_foreseen(self) -> bool:
+        """Whether `expected_change` means anything: layers that read more numbers than rows can tell fit these rows.
+
+        Their costs are then far too small, down to none at all.
+        """
+        return all(layer.rows_per_column >= _FEW_ROWS for layer in self.layers)
+
+    @property
+    def same_class_interval(self) -> tuple[float, float] | None:
+        """Clopper and Pearson's 95% interval of `same_class`: how much so many held-out rows can tell."""
+        if self.same_class is None:
+            return None
+        return clopper_pearson(self.same_class * self.held_out_rows, self.held_out_rows, 0.95)
+
+    @property
     def findings(self) -> tuple[Finding, ...]:
         """What to know before the smaller network is used: too few rows, a budget missed, what was not measured."""
         candidates = (
@@ -115,7 +132,7 @@ class Pruned:
         worst = min(few, key=lambda layer: layer.rows_per_column)
         message = (
             f"{count(len(few), 'layer')} had fewer than {_FEW_ROWS} calibration rows for each number they read "
-            f"({worst.name!r}: {worst.rows_per_column:.1f}); pass more rows."
+            f"({worst.name!r}: {worst.rows_per_column:.1f}), so that what was foreseen means nothing; pass more rows."
         )
         return Finding("warning", "few_rows", worst.name, message)
 
@@ -160,10 +177,16 @@ class Pruned:
     def _describe_change(self) -> str:
         if math.isnan(self.measured_change):
             return "the change of outputs is not measurable"
-        return (
-            f"outputs changed by {percent(self.measured_change)} of their variance "
-            f"({percent(self.expected_change)} expected)"
-        )
+        changed = f"outputs changed by {percent(self.measured_change)} of their variance"
+        if not self.is_foreseen:
+            return changed
+        return f"{changed} ({percent(self.expected_change)} expected)"
+
+    def _describe_same_class(self) -> str:
+        assert self.same_class is not None
+        assert self.same_class_interval is not None
+        low, high = self.same_class_interval
+        return f"{percent(self.same_class)} [{percent(low)}, {percent(high)}]"
 
     def __repr__(self) -> str:
         lines = [
@@ -172,7 +195,7 @@ class Pruned:
             f"on {count(self.held_out_rows, 'held-out row')}: {self._describe_change()}",
         ]
         if self.same_class is not None:
-            lines.append(f"the same class for {percent(self.same_class)}")
+            lines.append(f"the same class for {self._describe_same_class()}")
         if self.accuracy is not None:
             before, after = self.accuracy
             lines.append(f"accuracy {before:.3f} before, {after:.3f} after")

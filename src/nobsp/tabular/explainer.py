@@ -465,6 +465,8 @@ class NObSP(Explainer):
         most_rows: int | None = 2000,
         confidence: float = 0.95,
         scale: Literal["output", "probability"] = "output",
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
     ) -> ShapeCheck:
         """Asks the model whether it keeps a shape along a feature, on every row's own line.
 
@@ -485,6 +487,9 @@ class NObSP(Explainer):
             confidence: Of the interval whose upper end is `bound`.
             scale: "output" asks before the model's sigmoid, softmax or exponential, "probability" after it. What rises
                 before a sigmoid or an exponential rises after it too; of several classes, or bent, it need not.
+            sample_weight: How much each row counts for `rate` and `bound`. Rows of weight 0 are left out.
+            groups: Which rows belong together, such as those of one customer or copies of one row: one value per row.
+                Rows of one group are one draw for the bound, which is then larger.
 
         Returns:
             A `ShapeCheck`: share of rows that break it with a bound, the worst break, and counterexamples to feed to
@@ -513,6 +518,8 @@ class NObSP(Explainer):
                 most_rows=most_rows,
                 confidence=confidence,
                 scale=scale,
+                sample_weight=sample_weight,
+                groups=groups,
                 batch_size=int(self.batch_size),
             )
 

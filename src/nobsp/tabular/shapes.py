@@ -15,10 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp._typing import AnyArray, FloatArray, Shape, TableLike
-from nobsp.arguments import require_choice, require_number, require_whole_number, suggest
-from nobsp.frames import replace_column, take_rows
+from nobsp._typing import AnyArray, ArrayLike, FloatArray, Shape, TableLike
+from nobsp.arguments import (
+    require_choice,
+    require_number,
+    require_whole_number,
+    suggest,
+    weights_of,
+)
+from nobsp.frames import group_codes, replace_column, take_rows
 from nobsp.network.readout import Represent, as_model_takes
+from nobsp.numerics import clopper_pearson
 from nobsp.tabular.explanation import apply_link
 from nobsp.tabular.features import input_values
 from nobsp.tabular.fitted import Fitted
@@ -37,6 +44,8 @@ _TRIED_ROWS = 16
 _SAME = 1e-6
 # Counterexamples that are kept, the worst.
 MOST_COUNTEREXAMPLES = 10
+# Share of rows that repeat others from which on it is worth saying that a bound counts each of them.
+_MANY_REPEATS = 0.5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,9 +63,9 @@ class ShapeCheck:
         exact: Whether the model was asked on every step it has, so that nothing lies between; for other models a break
             between two values may have been missed.
         n_broken: Rows whose line breaks the shape.
-        rate: Their share.
+        rate: Their share, by weight where rows are weighted.
         bound: With so large a `confidence`, at most this share of rows of the same kind break it (Clopper and Pearson's
-            upper end).
+            upper end, for as many rows as `n_draws`).
         confidence: That of the two-sided interval whose upper end `bound` is.
         worst: The largest break, in units of the output; 0 where there is none.
         broken_rows: Positions in `X` of the rows whose line breaks the shape.
@@ -68,6 +77,9 @@ class ShapeCheck:
         scale: What the shape is of: "output" before the link, such as a class's logit, or "probability" after it.
         one_of_several: Whether the model has other outputs.
         n_within: Rows whose own value lies in `within`, where that was passed; None where it was not, or is not known.
+        n_draws: How many rows, drawn one by one and of equal weight, would tell as much: `n_rows` without weights and
+            groups.
+        n_repeats: Rows that repeat an earlier one exactly, where no groups say whether these belong together.
 
     Example:
         >>> import numpy as np, nobsp
@@ -99,6 +111,8 @@ class ShapeCheck:
     one_of_several: bool = False
     n_within: int | None = None
     scale: str = "output"
+    n_draws: float = float("nan")
+    n_repeats: int = 0
 
     @property
     def asked(self) -> str:
@@ -114,10 +128,16 @@ class ShapeCheck:
     @property
     def note(self) -> str:
         """What is worth knowing before the verdict is believed; empty where nothing is."""
-        if self.n_within != 0 or self.within is None:
-            return ""
-        low, high = self.within
-        return f"no row's own {self.feature} lies between {low:g} and {high:g}"
+        notes = []
+        if self.n_within == 0 and self.within is not None:
+            low, high = self.within
+            notes.append(f"no row's own {self.feature} lies between {low:g} and {high:g}")
+        if self.n_repeats >= _MANY_REPEATS * self.n_rows:
+            notes.append(
+                f"{self.n_repeats:,} of {self.n_rows:,} rows repeat others, and the bound takes each for a draw of its "
+                "own; say with groups which belong together, if some do"
+            )
+        return "; ".join(notes)
 
     @property
     def holds(self) -> bool:
@@ -132,6 +152,8 @@ class ShapeCheck:
             verdict = (
                 f"broken by {self.n_broken:,} rows ({self.rate:.2%}), by {self.worst:.3g} at worst"
             )
+        if self.n_draws < self.n_rows:
+            where += f", worth {self.n_draws:,.0f} independent ones"
         unseen = "" if self.exact else "; between the values the model was not asked"
         if self.note:
             unseen += f"; {self.note}"
@@ -167,6 +189,8 @@ def check_shape(
     confidence: float,
     batch_size: int,
     scale: str,
+    sample_weight: ArrayLike | None,
+    groups: ArrayLike | None,
 ) -> ShapeCheck:
     """Follows every row's line; see `NObSP.check_shape`."""
     _require_arguments(shape, tolerance, confidence, most_rows, X)
@@ -174,7 +198,8 @@ def check_shape(
     number = _feature_number(fitted, feature)
     names = fitted.functions.output_names
     chosen_output = _chosen_output(output, names)
-    positions = _choose_rows(len(X), most_rows)
+    sample = _Sample.of(len(X), most_rows, sample_weight, groups)
+    positions = sample.positions
     rows = X if len(positions) == len(X) else take_rows(X, positions)
     inputs = torch.cat(list(fitted.source(rows, batch_size)))
 
@@ -203,7 +228,8 @@ def check_shape(
         fed = torch.cat(list(fitted.source(examples.table, batch_size)))
         predictions = predict(fed)
 
-    _, bound = clopper_pearson(len(broken), len(sizes), confidence)
+    rate = sample.share_of(broken)
+    _, bound = clopper_pearson(rate * sample.n_draws, sample.n_draws, confidence)
     return ShapeCheck(
         feature=feature,
         shape=shape,
@@ -214,7 +240,7 @@ def check_shape(
         n_values=len(line.values),
         exact=line.exact,
         n_broken=len(broken),
-        rate=len(broken) / len(sizes),
+        rate=rate,
         bound=bound,
         confidence=confidence,
         worst=float(sizes[broken].max(initial=0.0)),
@@ -226,6 +252,8 @@ def check_shape(
         one_of_several=len(names) > 1,
         n_within=None if within is None else _count_within(fitted, rows, number, line),
         scale=scale,
+        n_draws=sample.n_draws,
+        n_repeats=0 if groups is not None else len(inputs) - len(torch.unique(inputs, dim=0)),
     )
 
 
@@ -254,16 +282,6 @@ def _count_within(fitted: Fitted, rows: TableLike, number: int, line: _Line) -> 
         return None
     low, high = line.within
     return int(((values >= low) & (values <= high)).sum())
-
-
-def clopper_pearson(hits: int, trials: int, confidence: float) -> tuple[float, float]:
-    """The exact two-sided interval of a share, from how often it came up."""
-    from scipy.stats import beta
-
-    tail = (1 - confidence) / 2
-    low = float(beta.ppf(tail, hits, trials - hits + 1)) if hits else 0.0
-    high = float(beta.ppf(1 - tail, hits + 1, trials - hits)) if hits < trials else 1.0
-    return low, high
 
 
 def _require_arguments(
@@ -299,12 +317,47 @@ def _chosen_output(output: int | str | None, names: tuple[str, ...]) -> int:
     return output_position(0 if output is None else output, names)
 
 
-def _choose_rows(n_rows: int, most: int | None) -> Places:
-    """All rows, or so many drawn by chance: a bound on a share needs rows that nobody picked."""
-    if most is None or n_rows <= most:
-        return np.arange(n_rows, dtype=np.intp)
-    drawn = np.random.default_rng(0).choice(n_rows, size=most, replace=False)
-    return np.sort(drawn).astype(np.intp)
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    """The rows that are judged, and how much they tell about others."""
+
+    positions: Places  # in the caller's table
+    weights: FloatArray  # of each, the largest 1
+    n_draws: float  # as many independent rows of equal weight tell as much
+
+    @classmethod
+    def of(
+        cls,
+        n_rows: int,
+        most: int | None,
+        sample_weight: ArrayLike | None,
+        groups: ArrayLike | None,
+    ) -> _Sample:
+        """All rows that weigh something, or so many of them drawn by chance: a bound needs rows that nobody picked.
+
+        Rows of one group count as one draw, since each may do what the others do. With W the groups' weights, a share
+        scatters as that of (Σ W)² / Σ W² independent draws does (Kish).
+        """
+        weights = (
+            np.ones(n_rows) if sample_weight is None else weights_of(sample_weight, n_rows=n_rows)
+        )
+        codes = np.arange(n_rows) if groups is None else group_codes(groups, n_rows=n_rows)
+
+        positions = np.flatnonzero(weights)
+        if most is not None and len(positions) > most:
+            drawn = np.random.default_rng(0).choice(len(positions), size=most, replace=False)
+            positions = positions[np.sort(drawn)]
+        weights = weights[positions] / weights[positions].max()
+        totals = np.bincount(codes[positions], weights=weights)
+        return cls(
+            positions=positions.astype(np.intp),
+            weights=np.asarray(weights, dtype=np.float64),
+            n_draws=float(totals.sum() ** 2 / np.square(totals).sum()),
+        )
+
+    def share_of(self, rows: Places) -> float:
+        """The share of some of the rows, by weight."""
+        return float(self.weights[rows].sum() / self.weights.sum())
 
 
 # ---------------------------------------------------------------------- where the model is asked
