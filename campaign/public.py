@@ -311,7 +311,7 @@ TARGETS: tuple[Target, ...] = (
     Target("NObSP.__call__", {"X": "rows", "progress": "any"}, _explain),
     Target("Functions.__call__", {"X": "rows", "threads": "count"}, _explain_compiled),
     Target("Functions predictions", {"predictions": "array"}, _explain_compiled),
-    Target("NObSP.curves", {"points": "count", "level": "share"}, _on_explainer("curves")),
+    Target("NObSP.curves", {"points": "count", "confidence": "share"}, _on_explainer("curves")),
     Target("NObSP.health", {"X": "rows"}, _on_explainer("health")),
     Target("NObSP.importance", {"kind": "choice"}, _on_explainer("importance")),
     Target(
@@ -390,7 +390,7 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(
         "compare",
-        {"a": "object", "b": "object", "names": "list", "level": "share", "draws": "count"},
+        {"a": "object", "b": "object", "names": "list", "confidence": "share", "draws": "count"},
         lambda world, _, spoiled: nobsp.compare(
             **{"a": world.explanation, "b": world.explanation, "draws": 100, **spoiled}
         ).to_frame(),
@@ -728,7 +728,7 @@ TARGETS: tuple[Target, ...] = (
             "output": "name",
             "data": "rows",
             "points": "count",
-            "level": "share",
+            "confidence": "share",
             "max_display": "count",
             "truth": "any",
         },

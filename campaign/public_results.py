@@ -237,7 +237,7 @@ RESULTS: tuple[Target, ...] = (
         "Functions.fidelity", {"X": "rows", "model": "model", "multioutput": "choice"}, _fidelity
     ),
     Target("Functions.score", {"X": "rows", "y": "array", "sample_weight": "weights"}, _score),
-    Target("Functions.curves", {"points": "count", "level": "share"}, _on_functions("curves")),
+    Target("Functions.curves", {"points": "count", "confidence": "share"}, _on_functions("curves")),
     Target("Functions.explain", {"X": "rows", "threads": "count"}, _on_rows("explain")),
     Target(
         "Functions.function",

@@ -7,6 +7,7 @@ import tomllib
 from importlib import import_module, metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -170,6 +171,22 @@ def test_former_names_lead_to_the_present_ones_with_a_warning(
     with pytest.warns(DeprecationWarning, match=former):
         found = getattr(import_module(module), former)
     assert found is present
+
+
+def test_former_arguments_mean_the_present_ones_with_a_warning() -> None:
+    X = np.random.default_rng(0).normal(size=(200, 2))
+    explainer = nobsp.NObSP(lambda rows: rows[:, 0] - rows[:, 1] ** 2, features=["a", "b"]).fit(X)
+    account = explainer(X)
+    for curves in (explainer.curves, explainer.compile().curves):
+        with pytest.warns(DeprecationWarning, match="level= is now confidence="):
+            former = curves(points=5, level=0.5)
+        np.testing.assert_array_equal(former["upper"], curves(points=5, confidence=0.5)["upper"])
+
+    with pytest.warns(DeprecationWarning, match="level= is now confidence=") as warned:
+        comparison = nobsp.compare(account, account, level=0.8)
+    assert warned[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match=r"Comparison\.level"):
+        assert comparison.level == comparison.confidence == 0.8
 
 
 @pytest.mark.parametrize("module", ["tabular.compiled", "metrics.scores", "neighbors.audit"])

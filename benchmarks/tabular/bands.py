@@ -126,7 +126,7 @@ def measured(name: str, *, seed: int, calibrations: int, truths: int, many: int)
         pairs.append(sum(len(term) == 2 for term in fit.terms_))
         curves = {
             key: np.asarray(column)
-            for key, column in dict(fit.curves(points=400, level=LEVEL)).items()
+            for key, column in dict(fit.curves(points=400, confidence=LEVEL)).items()
         }
         for f, grid in grids.items():
             here = curves["feature"] == f

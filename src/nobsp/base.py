@@ -21,13 +21,13 @@ from nobsp.elsewhere import PLOTS, NamesFromElsewhere, describe_unknown
 class Explainer(NamesFromElsewhere):
     """An estimator around a model.
 
-    Parameters are attributes, and `fit` leaves what it found in `_fit`.
+    Parameters are attributes, and `fit` leaves what it found in `_calibration`.
 
     scikit-learn's own base class takes longer to import than a small calibration takes to run.
     """
 
     model: ModelLike
-    _fit: Any
+    _calibration: Any
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters by name.
@@ -77,16 +77,17 @@ class Explainer(NamesFromElsewhere):
 
     @property
     def _fitted(self) -> Any:
-        if not hasattr(self, "_fit"):
+        """The calibration, or a NotFittedError where there is none yet."""
+        if not hasattr(self, "_calibration"):
             from sklearn.exceptions import NotFittedError
 
             raise NotFittedError(
                 f"This {type(self).__name__} is not calibrated yet; call fit first."
             )
-        return self._fit
+        return self._calibration
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_fit")
+        return hasattr(self, "_calibration")
 
     def __sklearn_tags__(self) -> Any:
         from sklearn.base import BaseEstimator

@@ -5,6 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from typing import TypeVar
+
+Value = TypeVar("Value")
 
 
 def warn_renamed(former: str, present: str, *, stacklevel: int = 2) -> None:
@@ -14,6 +17,19 @@ def warn_renamed(former: str, present: str, *, stacklevel: int = 2) -> None:
         DeprecationWarning,
         stacklevel=stacklevel + 1,
     )
+
+
+def argument_of(former: str, value: Value | None, *, present: str, default: Value) -> Value:
+    """The value of an argument that may have come under its former name, of which the caller's caller is warned.
+
+    Example:
+        >>> argument_of("level", None, present="confidence", default=0.9)
+        0.9
+    """
+    if value is None:
+        return default
+    warn_renamed(f"{former}=", f"{present}=", stacklevel=3)
+    return value
 
 
 def former_names(module: str, homes: Mapping[str, str]) -> Callable[[str], object]:

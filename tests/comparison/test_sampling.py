@@ -46,7 +46,7 @@ def test_intervals_are_those_of_a_plain_bootstrap(explainer, design):
     if design == "groups":
         groups = [np.arange(len(account)) // 3 for account in accounts]
     comparison = nobsp.compare(
-        *accounts, sample_weight=tuple(weights), groups=tuple(groups), draws=4000, level=LEVEL
+        *accounts, sample_weight=tuple(weights), groups=tuple(groups), draws=4000, confidence=LEVEL
     )
 
     drawn = [
@@ -65,7 +65,7 @@ def test_intervals_are_those_of_a_plain_bootstrap(explainer, design):
 @pytest.mark.parametrize("sizes", [(4, 7), (12, 300)])
 def test_few_rows_are_tested_as_welch_does(explainer, sizes):
     first, second = explainer(rows(4, sizes[0])), explainer(rows(5, sizes[1]))
-    comparison = nobsp.compare(first, second, draws=20_000, level=LEVEL)
+    comparison = nobsp.compare(first, second, draws=20_000, confidence=LEVEL)
     for feature in range(2):
         expected = ttest_ind(
             first.values[:, feature, 0], second.values[:, feature, 0], equal_var=False
@@ -116,5 +116,5 @@ def test_weights_count_by_their_ratios_whatever_their_size(explainer):
 def test_levels_need_draws_beyond_them(explainer):
     first, second = explainer(rows(2, 90)), explainer(rows(3, 60))
     with pytest.raises(ValueError, match="draws=2000"):
-        nobsp.compare(first, second, level=0.999)
-    assert nobsp.compare(first, second, level=0.98, draws=100).level == 0.98
+        nobsp.compare(first, second, confidence=0.999)
+    assert nobsp.compare(first, second, confidence=0.98, draws=100).confidence == 0.98

@@ -322,7 +322,7 @@ def test_an_index_is_cloned_and_takes_options_as_estimators_do(case: Headed) -> 
     other = clone(index).set_params(space="contributions")
     assert other.explainer is case.head
     assert (index.space, other.space) == ("activations", "contributions")
-    assert not hasattr(other, "_fit")
+    assert not hasattr(other, "_contents")
     with pytest.raises(ValueError, match="y and labels"):
         other.fit(case.database, case.labels, labels=case.labels)
     np.testing.assert_array_equal(

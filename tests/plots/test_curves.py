@@ -57,8 +57,8 @@ def test_a_line_is_the_function_where_rows_are(known):
 
 
 def test_the_band_is_that_of_the_table(known):
-    ax = plots.curves(known, "age", level=0.8)
-    table = known.curves(level=0.8)
+    ax = plots.curves(known, "age", confidence=0.8)
+    table = known.curves(confidence=0.8)
     here = table["feature"] == "age"
     [band] = with_gid(ax, "band")
     heights = band.get_paths()[0].vertices[:, 1]

@@ -247,7 +247,9 @@ def run_rank(task: str, rank: int, size: int, folder: Path) -> None:
                 said = "nothing"
             except (ValueError, RuntimeError) as failure:
                 said = f"{type(failure).__name__}: {failure}"
-            (folder / f"{name}-{rank}.txt").write_text(f"{said}\n{hasattr(explainer, '_fit')}")
+            (folder / f"{name}-{rank}.txt").write_text(
+                f"{said}\n{hasattr(explainer, '_calibration')}"
+            )
         # Ranks that failed together go on together.
         model, options, shards, _ = CASES["terms"](size)
         NObSP(model, **options).fit(shards[rank])

@@ -175,7 +175,7 @@ def refuse(
     )
     with pytest.raises(ValueError, match=match):
         explainer.fit(whole(X) if data is None else data, engine=Local(path))
-    assert not hasattr(explainer, "_fit")
+    assert not hasattr(explainer, "_calibration")
     assert path.read_bytes() == before
 
 

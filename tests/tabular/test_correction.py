@@ -157,7 +157,7 @@ def test_bands_cover_the_curve_of_very_many_rows() -> None:
 
 def test_a_wider_level_is_a_wider_band() -> None:
     explainer = NObSP(net("relu"), interactions=0).fit(table("relu", 300))
-    narrow, broad = explainer.curves(9, level=0.5), explainer.curves(9, level=0.95)
+    narrow, broad = explainer.curves(9, confidence=0.5), explainer.curves(9, confidence=0.95)
     assert ((broad["upper"] - broad["lower"]) >= (narrow["upper"] - narrow["lower"])).all()
     assert (narrow["lower"] <= narrow["value"]).all()
 

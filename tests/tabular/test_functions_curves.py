@@ -135,7 +135,7 @@ def test_the_band_contains_the_curve_and_widens_with_the_level(explainer, curves
     assert (curves["lower"] <= curves["value"]).all()
     assert (curves["value"] <= curves["upper"]).all()
     assert (curves["upper"] > curves["lower"]).all()
-    wide = explainer.curves(40, level=0.99)
+    wide = explainer.curves(40, confidence=0.99)
     assert (wide["upper"] - wide["lower"] >= curves["upper"] - curves["lower"]).all()
     assert_same_to_rounding(wide["value"], curves["value"], within=CONTRIBUTIONS)
 
@@ -211,11 +211,15 @@ def test_values_that_no_feature_can_have_are_refused(explainer, feature, values,
         ),
         (lambda e: e.curves(1), ValueError, "points must be a whole number of at least 2, found 1"),
         (lambda e: e.curves(2.5), ValueError, "points must be a whole number"),
-        (lambda e: e.curves(level=1.0), ValueError, "level must lie between 0 and 1, found 1.0"),
         (
-            lambda e: e.curves(level="90%"),
+            lambda e: e.curves(confidence=1.0),
             ValueError,
-            "level must lie between 0 and 1, found '90%'",
+            "confidence must lie between 0 and 1, found 1.0",
+        ),
+        (
+            lambda e: e.curves(confidence="90%"),
+            ValueError,
+            "confidence must lie between 0 and 1, found '90%'",
         ),
         (
             lambda e: e.importance("all"),

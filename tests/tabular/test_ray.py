@@ -189,7 +189,7 @@ def test_bad_datasets_are_refused_in_our_own_words(what: str, ray: Any) -> None:
     with pytest.raises(kind, match=said) as failure:
         explainer.fit(make(ray.data))
     assert type(failure.value).__module__ in ("builtins", "nobsp.network.batches")
-    assert not hasattr(explainer, "_fit")
+    assert not hasattr(explainer, "_calibration")
 
 
 def test_a_model_that_cannot_be_sent_is_refused_before_any_row_is_read(ray: Any) -> None:

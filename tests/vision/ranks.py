@@ -141,7 +141,7 @@ def main(rank: int, size: int, folder: Path) -> None:
                 cam.fit(x)
                 said = "nothing"
             except (TypeError, ValueError, RuntimeError) as failure:
-                said = f"{type(failure).__name__}: {failure}\n{hasattr(cam, '_fit')} {untouched(model)}"
+                said = f"{type(failure).__name__}: {failure}\n{hasattr(cam, '_calibration')} {untouched(model)}"
             (folder / f"{name}-{rank}.txt").write_text(said)
     # Ranks that failed together go on together, and those that do not want to need not.
     model, options, shards, x = CASES["calibrated"](size)

@@ -46,7 +46,7 @@ class AgainstOptions:
     """Model to compare --model with, named in the same ways."""
     names: Names = None
     """What the two are called, such as before after (default: names of the files or models)."""
-    level: float = 0.9
+    confidence: Annotated[float, Parameter(name=("--confidence", "--level"))] = 0.9
     """Share of intervals that hold what they are about."""
     least_change: Annotated[float, Parameter()] = 0.005
     """Of two models, the change of a function that is not claimed yet, as a share of the predictions' spread."""
@@ -104,7 +104,7 @@ def compare(
             names,
             groups=_groups(first, second),
             crossed=_crossed(explainer, other, first, second, method),
-            level=against.level,
+            confidence=against.confidence,
             least_change=against.least_change,
         )
         frame = comparison.to_frame()

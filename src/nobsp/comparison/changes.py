@@ -26,7 +26,7 @@ class Changes:
 
 
 def measure_changes(
-    stacks: Stacks, sampled: Sampled, *, level: float, least_change: float
+    stacks: Stacks, sampled: Sampled, *, confidence: float, least_change: float
 ) -> Changes:
     """Spread of the difference of every term over the rows, with an interval and a test.
 
@@ -64,7 +64,7 @@ def measure_changes(
         if noise is not None and term is not None and frozenset(term) in tested:
             p_values[entry] = _tail(variances[entry] - least, noise)
 
-    return Changes(spread=_root_interval(variances, drawn, level), p_values=p_values)
+    return Changes(spread=_root_interval(variances, drawn, confidence), p_values=p_values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,9 +175,9 @@ def _tail(variance: FloatArray, noise: _Noise) -> FloatArray:
     return tails
 
 
-def _root_interval(variances: FloatArray, drawn: FloatArray, level: float) -> Estimates:
+def _root_interval(variances: FloatArray, drawn: FloatArray, confidence: float) -> Estimates:
     """Spreads with a basic bootstrap interval that holds the spread itself."""
-    low, high = np.quantile(drawn, [0.5 - level / 2, 0.5 + level / 2], axis=0)
+    low, high = np.quantile(drawn, [0.5 - confidence / 2, 0.5 + confidence / 2], axis=0)
     spread = np.sqrt(variances)
     lower = np.sqrt(np.maximum(2 * variances - high, 0.0))
     upper = np.sqrt(np.maximum(2 * variances - low, 0.0))

@@ -33,6 +33,7 @@ from nobsp.comparison.result import Comparison, Estimates
 from nobsp.comparison.sampling import Drawn, Sampled, draw, gap_draws, gap_of, threefold
 from nobsp.comparison.stacks import Stacks, common_terms
 from nobsp.comparison.trainings import Accounts, accounts_of, average, require_trainings
+from nobsp.deprecation import argument_of
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.health import outside_finding, r_squared
 from nobsp.tabular.indexing import term_name
@@ -55,10 +56,11 @@ def compare(
     sample_weight: tuple[ArrayLike | None, ArrayLike | None] | None = None,
     groups: tuple[ArrayLike | None, ArrayLike | None] | None = None,
     crossed: tuple[Explanation, Explanation] | None = None,
-    level: float = 0.9,
+    confidence: float = 0.9,
     draws: int = 1000,
     least_change: float = RESOLUTION,
     random_state: int = 0,
+    level: float | None = None,
 ) -> Comparison:
     """What differs between two accounts, by terms that add up to the whole difference.
 
@@ -84,12 +86,13 @@ def compare(
         groups: Which rows of `a` and of `b` belong together, such as those of one customer: a pair of arrays or None.
         crossed: For two explainers and two tables, `(explainer_a(X_b), explainer_b(X_a))`, so that the residual is
             divided too. Needed where terms have no table, and for probabilities.
-        level: Share of intervals that hold what they are about.
+        confidence: Share of intervals that hold what they are about.
         draws: How often rows are drawn.
         least_change: For two explainers on one table, the change of a function, as a share of the predictions' spread,
             that is not claimed yet. Functions also move when a model is only trained again; where there is one training
             of each, what training once more makes is a good choice.
         random_state: Makes the draws repeatable.
+        level: Former name of `confidence`; goes away with nobsp 1.0.
 
     Returns:
         A `Comparison`: `to_frame()` has the parts, `along(feature)` where on its range a feature's part arises, `plot`
@@ -112,10 +115,11 @@ def compare(
     first, second = (accounts[0] for accounts in trainings)
     require_alike(first, second)
     names = require_names(names)
-    level = require_number("level", level, above=0, below=1)
+    confidence = argument_of("level", level, present="confidence", default=confidence)
+    confidence = require_number("confidence", confidence, above=0, below=1)
     require_whole_number("draws", draws, least=100)
     require_whole_number("random_state", random_state, least=0)
-    _require_draws_beyond(level, draws)
+    _require_draws_beyond(confidence, draws)
     require_number("least_change", least_change, least=0)
     kind = find_kind(first, second)
     if max(map(len, trainings)) > 1:
@@ -132,9 +136,9 @@ def compare(
     stacks = Stacks.of(sides, kind, terms, crossed)
     generator = np.random.default_rng(random_state)
     sampled = draw(stacks, draws=draws, generator=generator)
-    estimates = _estimate(stacks, sampled, level)
+    estimates = _estimate(stacks, sampled, confidence)
     changes = (
-        measure_changes(stacks, sampled, level=level, least_change=least_change)
+        measure_changes(stacks, sampled, confidence=confidence, least_change=least_change)
         if kind == "functions"
         else None
     )
@@ -155,7 +159,7 @@ def compare(
         feature_names=first.feature_names,
         output_names=first.output_names,
         scale=first.scale,
-        level=level,
+        confidence=confidence,
         n_rows=(len(sides[0]), len(sides[1])),
         mean_predictions=np.stack([side.mean(side.explanation.predictions) for side in sides]),
         total=estimates["total"],
@@ -173,13 +177,13 @@ def compare(
     return replace(comparison, findings=sort_findings(_findings(comparison, stacks)))
 
 
-def _require_draws_beyond(level: float, draws: int) -> None:
+def _require_draws_beyond(confidence: float, draws: int) -> None:
     """Raises where no draw is expected beyond an interval's end, which then is not known."""
-    fewest = math.ceil(round(2 / (1 - level), 6))
+    fewest = math.ceil(round(2 / (1 - confidence), 6))
     if draws < fewest:
         raise ValueError(
-            f"level={level:g} needs draws={fewest} or more, found {draws}: an interval's end is known from the draws "
-            "beyond it."
+            f"confidence={confidence:g} needs draws={fewest} or more, found {draws}: an interval's end is known from "
+            "the draws beyond it."
         )
 
 
@@ -216,14 +220,14 @@ def _only_known(account: Explanation, is_known: BoolArray) -> Explanation:
     return replace(account, residual=np.where(is_known[:, None], account.residual, np.nan))
 
 
-def _estimate(stacks: Stacks, sampled: Sampled, level: float) -> dict[str, Estimates]:
+def _estimate(stacks: Stacks, sampled: Sampled, confidence: float) -> dict[str, Estimates]:
     """The gap by entries, the whole gap, and where rows and functions differ its three parts."""
     means = [side.mean(values) for side, values in zip(stacks.sides, stacks.values, strict=True)]
     gap = gap_of(stacks.kind, means)
     freedom = _freedom_of_rows(stacks)
 
     def interval(value: FloatArray, drawn: Drawn) -> Estimates:
-        return Estimates.of(value, drawn.total, level, freedom=drawn.freedom(freedom))
+        return Estimates.of(value, drawn.total, confidence, freedom=drawn.freedom(freedom))
 
     intervals = interval(gap, gap_draws(stacks.kind, sampled))
     estimates = {"gap": intervals.take(slice(0, -1)), "total": intervals.take(-1)}

@@ -14,6 +14,7 @@ from nobsp.arguments import array_of, count, quote, require_number, require_whol
 from nobsp.base import Finding, Plots, describe_findings
 from nobsp.comparison.pairing import Kind, Side
 from nobsp.comparison.ranges import feature_values, function_of, gap_along
+from nobsp.deprecation import warn_renamed
 from nobsp.frames import as_table
 from nobsp.tabular.indexing import Term, output_position
 
@@ -42,7 +43,9 @@ class Estimates:
     upper: FloatArray
 
     @classmethod
-    def of(cls, value: FloatArray, drawn: FloatArray, level: float, *, freedom: FloatArray) -> Self:
+    def of(
+        cls, value: FloatArray, drawn: FloatArray, confidence: float, *, freedom: FloatArray
+    ) -> Self:
         """Intervals that hold so large a share of the draws, (draws, …), wider where these tell of few rows.
 
         A scatter that is known with few degrees of freedom makes Student's intervals, not normal ones: ends are taken
@@ -51,8 +54,8 @@ class Estimates:
         """
         from scipy.stats import norm, t
 
-        lower, upper = np.quantile(drawn, [0.5 - level / 2, 0.5 + level / 2], axis=0)
-        stretch = t.ppf(0.5 + level / 2, freedom) / norm.ppf(0.5 + level / 2)
+        lower, upper = np.quantile(drawn, [0.5 - confidence / 2, 0.5 + confidence / 2], axis=0)
+        stretch = t.ppf(0.5 + confidence / 2, freedom) / norm.ppf(0.5 + confidence / 2)
         return cls(
             value=value,
             lower=value + stretch * (lower - value),
@@ -79,7 +82,7 @@ class Comparison:
         feature_names: Names of all features.
         output_names: Names of the outputs.
         scale: What the accounts are of, "output" or "probability".
-        level: Share of intervals that hold what they are about.
+        confidence: Share of intervals that hold what they are about.
         n_rows: How many rows each account has.
         mean_predictions: The two mean predictions, shape (2, outputs).
         total: The gap of the mean predictions, shape (outputs,).
@@ -113,7 +116,7 @@ class Comparison:
     feature_names: tuple[str, ...]
     output_names: tuple[str, ...]
     scale: str
-    level: float
+    confidence: float
     n_rows: tuple[int, int]
     mean_predictions: FloatArray
     total: Estimates
@@ -125,6 +128,12 @@ class Comparison:
     explained: FloatArray | None
     findings: tuple[Finding, ...]
     sides: tuple[Side, Side] = field(repr=False)
+
+    @property
+    def level(self) -> float:
+        """Former name of `confidence`."""
+        warn_renamed("Comparison.level", "Comparison.confidence")
+        return self.confidence
 
     def to_frame(self, output: int | str | None = None) -> NativeFrame:
         """One row per entry, in the order of `entries`, and where there are several outputs per output.

@@ -181,7 +181,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         indexed = indexed_spaces(spaces, self._kind, self.metric)
         backend = make_backend(_backend_options(self.backend), indexed, rows, device=self.device)
         backend.add(rows)
-        self._fit = Fitted(
+        self._contents = Fitted(
             source=source,
             outcomes=outcomes,
             evidence=evidence,
@@ -580,7 +580,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         with damage_in_words(path):
             index._validate()
         index.classes = fitted.outcomes.classes
-        index._fit = fitted
+        index._contents = fitted
         return index
 
     def close(self) -> None:
@@ -597,14 +597,15 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     @property
     def _fitted(self) -> Fitted:
-        if not hasattr(self, "_fit"):
+        """The contents, or a NotFittedError where there are none yet."""
+        if not hasattr(self, "_contents"):
             raise NotFittedError(
                 "This ContributionIndex has no rows yet; call fit(X, labels) first."
             )
-        return self._fit
+        return self._contents
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_fit")
+        return hasattr(self, "_contents")
 
     def __sklearn_clone__(self) -> ContributionIndex:
         # scikit-learn would copy the explainer, and with it lose its calibration.

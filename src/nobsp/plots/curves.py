@@ -13,6 +13,7 @@ import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, TableLike
 from nobsp.arguments import count, join_names, quote, require_mapping, require_whole_number
+from nobsp.deprecation import argument_of
 from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import (
     NORMAL,
@@ -129,10 +130,11 @@ def curves(
     data: TableLike | None = None,
     truth: Mapping[str, Truth] | None = None,
     points: int = 200,
-    level: float = 0.9,
+    confidence: float = 0.9,
     max_display: int = 12,
     share_y: bool = True,
     ax: AxesLike = None,
+    level: float | None = None,
 ) -> Any:
     """Draws every feature's average effect.
 
@@ -157,10 +159,11 @@ def curves(
         truth: Known functions by feature, of values or of levels; each is shifted to lie closest
             over the rows.
         points: Points along a curve.
-        level: Share of the curves inside the band that other rows of the same kind would give.
+        confidence: Share of the curves inside the band that other rows of the same kind would give.
         max_display: Most panels.
         share_y: Whether all panels have the same scale.
         ax: Axes to draw on, as many as there are panels; a new figure when None.
+        level: Former name of `confidence`; goes away with nobsp 1.0.
 
     Returns:
         The axes: one if a single feature is named, else an array of them.
@@ -173,12 +176,13 @@ def curves(
         >>> len(plots.curves(NObSP(model).fit(torch.randn(300, 3))))
         3
     """
+    confidence = argument_of("level", level, present="confidence", default=confidence)
     require_whole_number("max_display", max_display)
     drawn = _lookup.find_drawn(explainer, "curves")
     functions = drawn.functions
     require_mapping("truth", truth, wanted="functions by feature")
     outputs = _chosen_outputs(output, drawn, with_truth=bool(truth))
-    every_curve = _curves(functions, outputs, points=points, level=level)
+    every_curve = _curves(functions, outputs, points=points, confidence=confidence)
 
     single = isinstance(features, str) or _lookup.is_position(features)
     if features is None:
@@ -211,7 +215,7 @@ def curves(
         share_y=share_y,
         own_figure=ax is None,
     )
-    _draw_legend(axes[0], shown, output_labels, level, outside=ax is None)
+    _draw_legend(axes[0], shown, output_labels, confidence, outside=ax is None)
     if ax is None and features is None and len(shown) < len(every_curve):
         note = f"the {len(shown)} strongest of {count(len(every_curve), 'function')}"
         axes[0].figure.supxlabel(
@@ -329,10 +333,10 @@ def _draw_panels(
 
 
 def _curves(
-    functions: Functions, outputs: Sequence[int], *, points: int, level: float
+    functions: Functions, outputs: Sequence[int], *, points: int, confidence: float
 ) -> dict[int, _Curve]:
     """The curve, for some outputs, of every feature that has one."""
-    table = functions.curves(points, level=level)
+    table = functions.curves(points, confidence=confidence)
     every_output = len(functions.output_names)
 
     def column(name: str, is_own: BoolArray) -> FloatArray:
@@ -711,13 +715,13 @@ def _draw_rows(ax: Axes, curve: _Curve) -> None:
 
 
 def _draw_legend(
-    ax: Axes, curves: Sequence[_Curve], outputs: Sequence[str], level: float, *, outside: bool
+    ax: Axes, curves: Sequence[_Curve], outputs: Sequence[str], confidence: float, *, outside: bool
 ) -> None:
     """Says what is what.
 
     Above all panels of a new figure, or in the caller's first axes where it is needed.
     """
-    entries = _legend_entries(ax, curves, outputs, level)
+    entries = _legend_entries(ax, curves, outputs, confidence)
     names = [name for name, _ in entries]
     handles = [handle for _, handle in entries]
     if outside:
@@ -737,7 +741,7 @@ def _draw_legend(
 
 
 def _legend_entries(
-    ax: Axes, curves: Sequence[_Curve], outputs: Sequence[str], level: float
+    ax: Axes, curves: Sequence[_Curve], outputs: Sequence[str], confidence: float
 ) -> list[tuple[str, Artist]]:
     """The name of each thing that is drawn, and what stands for it."""
     from matplotlib.patches import Patch
@@ -750,7 +754,7 @@ def _legend_entries(
         entries.append((name, _legend_line(_axes.SERIES[number], _axes.DASHES[number], 2.0)))
 
     if any(curve.banded for curve in curves):
-        entries.append((f"{level:.0%} band", Patch(facecolor=_axes.SERIES[0], alpha=0.2)))
+        entries.append((f"{confidence:.0%} band", Patch(facecolor=_axes.SERIES[0], alpha=0.2)))
     if any(len(curve.truth) for curve in curves):
         entries.append(("truth", _legend_line(text_colour(ax), _TRUTH_DASHES, 1.3)))
     if any(curve.has_baseline for curve in curves):

@@ -113,12 +113,12 @@ def _title(comparison: ComparisonLike, position: int) -> str:
 
 def _what_is_drawn(comparison: ComparisonLike, position: int) -> str:
     """What bars and lines are."""
-    level = f"lines: {comparison.level:.0%} intervals"
+    intervals = f"lines: {comparison.confidence:.0%} intervals"
     if comparison.change is None:
-        return f"part of the gap of mean predictions ({level})"
+        return f"part of the gap of mean predictions ({intervals})"
     share = float(comparison.explained[position])
     told = "" if np.isnan(share) else f"; terms explain {max(share, 0):.2f} of the difference"
-    return f"spread of the difference of the two functions over the rows ({level}){told}"
+    return f"spread of the difference of the two functions over the rows ({intervals}){told}"
 
 
 def along(

@@ -361,7 +361,7 @@ def _gap_numbers(name: str, level: str, gap: Comparison) -> dict[str, Any]:
         "gap": known(gap.gap.value),
         "lower": known(gap.gap.lower),
         "upper": known(gap.gap.upper),
-        "level_of_intervals": gap.level,
+        "level_of_intervals": gap.confidence,
     }
 
 
@@ -656,7 +656,7 @@ def _gap_bars(name: str, gap: Comparison, output: int) -> Bars:
         f"{number_text(gap.total.value[output], signed=True)} in all",
         bars,
         f"{gap.n_rows[0]:,} and {gap.n_rows[1]:,} rows; the {len(order)} largest of {len(values)} parts, "
-        f"which add up to the gap; {gap.level:.0%} intervals.",
+        f"which add up to the gap; {gap.confidence:.0%} intervals.",
     )
 
 

@@ -108,7 +108,9 @@ def _facts(comparison: ComparisonLike) -> tuple[tuple[str, str], ...]:
         again = "other trainings of the models"
         counts = " and ".join(map(str, comparison.n_trainings))
         facts.append(("Trainings", f"{counts}; their means are compared"))
-    facts.append(("Intervals", f"{comparison.level:.0%}, over other draws of the rows and {again}"))
+    facts.append(
+        ("Intervals", f"{comparison.confidence:.0%}, over other draws of the rows and {again}")
+    )
     return tuple(facts)
 
 
@@ -313,7 +315,7 @@ def _numbers(comparison: ComparisonLike) -> dict[str, Any]:
         "names": list(comparison.names),
         "entries": list(comparison.entries),
         "outputs": list(comparison.output_names),
-        "level": comparison.level,
+        "level": comparison.confidence,
         "trainings": list(comparison.n_trainings),
         "total": known(comparison.total.value),
         "gap": known(comparison.gap.value),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from nobsp._typing import ModelLike
 from nobsp.base import Finding, sort_findings
 from nobsp.calibration import Run
+from nobsp.network.guest import in_ordinary_modes
 from nobsp.network.inputs import Subset, Summary
 from nobsp.network.readout import Represent, as_model_takes
 from nobsp.projection import Ridge
@@ -34,13 +35,13 @@ from nobsp.published.sums import Parts
 from nobsp.tabular.correction import share_explained
 from nobsp.tabular.examination import feature_findings, share_findings
 from nobsp.tabular.features import Points
-from nobsp.tabular.fit_together import decide_estimate, make_functions
+from nobsp.tabular.fit_together import TablesOnDemand, decide_estimate, make_functions
 from nobsp.tabular.fitted import Batch, Estimate, Method
 from nobsp.tabular.functions import Bands
 from nobsp.tabular.grids import FULL, PAIR_REACH, Tabulator
 from nobsp.tabular.health import Health, TermHealth
 from nobsp.tabular.indexing import term_name
-from nobsp.tabular.lookup import Array, TermTable
+from nobsp.tabular.lookup import TermTable
 from nobsp.tabular.selection import screen_pairs
 from nobsp.tabular.setting import (
     Problem,
@@ -256,18 +257,18 @@ def estimate_published(setting: Setting, published: Published, strengths: Streng
         measured = sample.some(MEASURED_ROWS)
         values = published.values(running.represent, measured.inputs)
         at_baseline = published.values(running.represent, setting.baseline_rows())[0]
-        tables = _TablesAlongBaseline(setting, published, sample, running.represent)
 
+    tables = _TablesAlongBaseline(setting, published, sample)
     functions = make_functions(
         setting,
-        tables=tuple(tables.by_term.values()),
+        tables=TablesOnDemand(tables.terms, tables.tables),
         terms=published.plan.terms,
         values=values,
         at_baseline=at_baseline,
         base_values=published.solution.base,
         strengths=strengths,
         health=_examine(setting, published, values, measured),
-        make_bands=lambda: Bands(tables.spreads()),
+        make_bands=tables.bands,
     )
     return Estimate(
         functions=functions,
@@ -280,36 +281,75 @@ def estimate_published(setting: Setting, published: Published, strengths: Streng
 
 
 class _TablesAlongBaseline:
-    """Every term of at most two features that have tables, tabulated with all others at the baseline."""
+    """Tables of terms with all other features at the baseline, and their bands: made when they are asked for."""
 
-    def __init__(
-        self, setting: Setting, published: Published, sample: Sample, represent: Represent
-    ) -> None:
+    def __init__(self, setting: Setting, published: Published, sample: Sample) -> None:
         self.setting = setting
         self.published = published
         self.sample = sample
-        self.represent = represent
-        self.by_term: dict[Subset, TermTable] = {}
-        self.points: dict[int, Points] = {}  # of every feature with a table
-        self.compressed: dict[int, Tensor] = {}  # its representation in its basis
-        for term in published.plan.terms:
-            self._add(term)
+        self.fingerprint = setting.readout.fingerprint()
+        self.terms = tuple(term for term in published.plan.terms if self._has_table(term))
 
-    def _add(self, term: Subset) -> None:
-        domains = [self.setting.domains[feature] for feature in term]
-        if len(term) == 1 and not domains[0].columns:  # the preprocessing drops it
-            nothing = np.zeros((1, self.setting.readout.outputs))
-            self.by_term[term] = TermTable(term, (), nothing)
-        elif all(domain.tabulated for domain in domains):
-            if len(term) == 1:
-                self._add_main(term[0])
-            elif len(term) == 2:
-                self._add_pair((term[0], term[1]))
+    def _has_table(self, term: Subset) -> bool:
+        """Whether a term has at most two features, and all of them have tables."""
+        if self._is_dropped(term):
+            return True
+        return len(term) <= 2 and all(self.setting.domains[feature].tabulated for feature in term)
 
-    def _add_main(self, feature: int) -> None:
+    def _is_dropped(self, term: Subset) -> bool:
+        """Whether the term is a single feature that the preprocessing drops."""
+        return len(term) == 1 and not self.setting.domains[term[0]].columns
+
+    def tables(self) -> tuple[TermTable, ...]:
+        """Every term's table."""
+        return self._tabulated.tables
+
+    @in_ordinary_modes
+    def bands(self) -> Bands:
+        """How far curves move for blocks of rows drawn with replacement; no row is read again."""
+        resampled = self.published.resampled()
+        if not resampled:
+            return Bands({})
+        spreads = {}
+        for feature, compressed in self._tabulated.compressed.items():
+            term = (feature,)
+            basis = self.published.plan.bases[term]
+            curves = [
+                compressed @ (basis.T @ solution.matrices[term]) - solution.offsets[term]
+                for solution in resampled
+            ]
+            spreads[feature] = torch.stack(curves).std(0).numpy()
+        return Bands(spreads)
+
+    @cached_property
+    def _tabulated(self) -> _Tabulated:
+        """The network run along every feature, once for tables and bands."""
+        # Coefficients are of the network as it was: tables of another one would belong to neither.
+        if self.setting.readout.fingerprint() != self.fingerprint:
+            raise ValueError(
+                "the model has changed since the calibration as published, whose tables are made when they are first "
+                "needed; calibrate anew, or call curves() before the model changes."
+            )
+        return self._tabulate()
+
+    @in_ordinary_modes
+    def _tabulate(self) -> _Tabulated:
+        tabulated = _Tabulated({}, {}, {})
+        with self.setting.network.running() as running:
+            for term in self.terms:
+                if self._is_dropped(term):
+                    nothing = np.zeros((1, self.setting.readout.outputs))
+                    tabulated.by_term[term] = TermTable(term, (), nothing)
+                elif len(term) == 1:
+                    self._add_main(tabulated, term[0], running.represent)
+                else:
+                    self._add_pair(tabulated, (term[0], term[1]), running.represent)
+        return tabulated
+
+    def _add_main(self, tabulated: _Tabulated, feature: int, represent: Represent) -> None:
         term = (feature,)
         solution = self.published.solution
-        tabulate = _tabulator(self.setting, self.represent, solution.matrices[term])
+        tabulate = _tabulator(self.setting, represent, solution.matrices[term])
         domain = self.setting.domains[feature]
         chunk = self.sample.chunk()
         unit = self.sample.spread
@@ -318,14 +358,15 @@ class _TablesAlongBaseline:
         points = main.points
         table = main.table
         values = table.mean @ solution.matrices[term] - solution.offsets[term]
-        self.by_term[term] = TermTable(term, (points.axis,), values.numpy())
-        self.points[feature] = points
-        self.compressed[feature] = table.mean @ self.published.plan.bases[term]
 
-    def _add_pair(self, pair: tuple[int, int]) -> None:
+        tabulated.by_term[term] = TermTable(term, (points.axis,), values.numpy())
+        tabulated.points[feature] = points
+        tabulated.compressed[feature] = table.mean @ self.published.plan.bases[term]
+
+    def _add_pair(self, tabulated: _Tabulated, pair: tuple[int, int], represent: Represent) -> None:
         """The pair's projection less the functions of its features (A.14)."""
         solution = self.published.solution
-        tabulate = _tabulator(self.setting, self.represent, solution.matrices[pair])
+        tabulate = _tabulator(self.setting, represent, solution.matrices[pair])
         first, second = (
             self.setting.domains[feature].points(
                 self.sample.chunk(), quantiles=PAIR_QUANTILES, even=PAIR_EVEN, reach=PAIR_REACH
@@ -333,31 +374,29 @@ class _TablesAlongBaseline:
             for feature in pair
         )
         projection = tabulate((first, second)).mean @ solution.matrices[pair]
-        own_of_first = self._main_at(pair[0], first)
-        own_of_second = self._main_at(pair[1], second)
+        own_of_first = tabulated.main_at(pair[0], first)
+        own_of_second = tabulated.main_at(pair[1], second)
         values = projection - solution.offsets[pair] - own_of_first[:, None] - own_of_second[None]
-        self.by_term[pair] = TermTable(pair, (first.axis, second.axis), values.numpy())
+        tabulated.by_term[pair] = TermTable(pair, (first.axis, second.axis), values.numpy())
 
-    def _main_at(self, feature: int, points: Points) -> Tensor:
+
+@dataclass(frozen=True, eq=False)
+class _Tabulated:
+    """Terms that have been tabulated."""
+
+    by_term: dict[Subset, TermTable]
+    points: dict[int, Points]  # of every feature with a table
+    compressed: dict[int, Tensor]  # its representation there, in its basis
+
+    @property
+    def tables(self) -> tuple[TermTable, ...]:
+        """All tables, in the order of the terms."""
+        return tuple(self.by_term.values())
+
+    def main_at(self, feature: int, points: Points) -> Tensor:
         """A feature's own function at some points."""
         values = torch.from_numpy(self.by_term[feature,].values)
         return transfer(self.points[feature], values, points)
-
-    def spreads(self) -> dict[int, Array]:
-        """How far curves move for blocks of rows drawn with replacement; no row is read again."""
-        resampled = self.published.resampled()
-        if not resampled:
-            return {}
-        spreads = {}
-        for feature, compressed in self.compressed.items():
-            term = (feature,)
-            basis = self.published.plan.bases[term]
-            curves = [
-                compressed @ (basis.T @ solution.matrices[term]) - solution.offsets[term]
-                for solution in resampled
-            ]
-            spreads[feature] = torch.stack(curves).std(0).numpy()
-        return spreads
 
 
 def _examine(setting: Setting, published: Published, values: Tensor, measured: Sample) -> Health:

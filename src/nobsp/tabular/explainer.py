@@ -20,7 +20,7 @@ from nobsp.arguments import quote, require_whole_number, warn_caller
 from nobsp.base import Explainer, Plots, sort_findings
 from nobsp.calibration import Engine, Run, choose_engine
 from nobsp.calibration.ray import RayRun
-from nobsp.deprecation import warn_renamed
+from nobsp.deprecation import argument_of, warn_renamed
 from nobsp.elsewhere import EXPLAINER
 from nobsp.models import adapt
 from nobsp.network.batches import with_progress
@@ -203,7 +203,7 @@ class NObSP(Explainer):
                 known=None if known is None else known.estimate,
                 progress=progress,
             )
-        self._fit = Fitted(
+        self._calibration = Fitted(
             adapted=data.adapted,
             readout=problem.readout,
             columns=problem.columns,
@@ -245,7 +245,7 @@ class NObSP(Explainer):
             summary=summary,
         )
         estimate = method.merge(mine.estimate, theirs.estimate, setting)
-        self._fit = replace(mine, columns=columns, summary=summary, estimate=estimate)
+        self._calibration = replace(mine, columns=columns, summary=summary, estimate=estimate)
         return self
 
     @keeps_torch_modes
@@ -622,7 +622,9 @@ class NObSP(Explainer):
         """Says that this is no sequence, which `__getitem__` would otherwise make Python believe."""
         raise TypeError("an explainer cannot be iterated over; `terms_` names its functions.")
 
-    def curves(self, points: int = 200, *, level: float = 0.9) -> NativeFrame:
+    def curves(
+        self, points: int = 200, *, confidence: float = 0.9, level: float | None = None
+    ) -> NativeFrame:
         """Every feature's function with its band, as a tidy table.
 
         A curve is the feature's average effect: what the model predicts with the feature at x, averaged over the other
@@ -633,13 +635,15 @@ class NObSP(Explainer):
 
         Args:
             points: Points along a numeric feature; categories get one row per level.
-            level: Share of such curves inside the band, point by point.
+            confidence: Share of such curves inside the band, point by point.
+            level: Former name of `confidence`; goes away with nobsp 1.0.
 
         Returns:
             Columns feature, output, x (a number, NaN for named levels), level (its name, empty for numbers),
             value, lower, upper. Features made of several numeric columns have no curve.
         """
-        return self._fitted.functions.curves(points, level=level)
+        confidence = argument_of("level", level, present="confidence", default=confidence)
+        return self._fitted.functions.curves(points, confidence=confidence)
 
     def interaction_strengths(self) -> NativeFrame:
         """Every screened pair with the share of the outputs' spread that only both together make, strongest first.
@@ -682,15 +686,15 @@ class NObSP(Explainer):
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
         parameters = str(super().__repr__(N_CHAR_MAX))
-        if not hasattr(self, "_fit"):
+        if not hasattr(self, "_calibration"):
             return parameters
-        return f"{parameters}  # {self._fit.functions.state.headline_and_warnings}"
+        return f"{parameters}  # {self._calibration.functions.state.headline_and_warnings}"
 
     def _repr_html_(self) -> str:
         title = f"{type(self).__name__} of {type(self.model).__name__}"
-        if not hasattr(self, "_fit"):
+        if not hasattr(self, "_calibration"):
             return notebook.card(title, notebook.line("Not calibrated yet: call fit with rows."))
-        functions: Functions = self._fit.functions
+        functions: Functions = self._calibration.functions
         return functions._card(title)
 
     def compile(self) -> Functions:
@@ -771,7 +775,7 @@ class NObSP(Explainer):
         with damage_in_words(path):
             explainer = cls(model, **stored.options)
             Options.of({"model": None, **stored.options})
-        explainer._fit = files.restore(
+        explainer._calibration = files.restore(
             stored,
             adapt(model, layout=stored.layout),
             method=METHODS[stored.estimate.reference],
@@ -854,7 +858,7 @@ class NObSP(Explainer):
 
     @property
     def _fitted(self) -> Fitted:
-        fitted: Fitted = self._fit if hasattr(self, "_fit") else super()._fitted
+        fitted: Fitted = super()._fitted
         return fitted
 
 

@@ -44,7 +44,14 @@ from nobsp.tabular.examination import (
 )
 from nobsp.tabular.features import FEW_VALUES, Domain, own_columns
 from nobsp.tabular.fitted import Estimate, Method
-from nobsp.tabular.functions import Bands, Functions, MakeBands, make_bands_later
+from nobsp.tabular.functions import (
+    Bands,
+    Functions,
+    MakeBands,
+    MakeTables,
+    make_bands_later,
+    make_tables_later,
+)
 from nobsp.tabular.grids import (
     COUNTED_ROWS,
     FULL,
@@ -458,10 +465,18 @@ def decide_estimate(run: Run, estimate: Callable[[], Estimate]) -> Estimate:
     return run.decide(lambda: estimate().with_spreads())
 
 
+@dataclass(frozen=True, eq=False)
+class TablesOnDemand:
+    """Tables that are made when they are first read."""
+
+    terms: tuple[Subset, ...]  # which terms have one, in their order
+    make: MakeTables
+
+
 def make_functions(
     setting: Setting,
     *,
-    tables: tuple[TermTable, ...],
+    tables: tuple[TermTable, ...] | TablesOnDemand,
     terms: tuple[Subset, ...],
     values: Tensor,
     at_baseline: Tensor,
@@ -477,15 +492,18 @@ def make_functions(
     """
     names = setting.names
     position = {term: number for number, term in enumerate(terms)}
-    without_table = set(terms) - {table.features for table in tables}
+    if isinstance(tables, TablesOnDemand):
+        tabulated = tables.terms
+    else:
+        tabulated = tuple(table.features for table in tables)
     functions = Functions(
         features=tuple(domain.feature for domain in setting.domains),
         column_names=setting.columns.names,
         column_count=setting.columns.count,
         output_names=setting.output_names,
-        tables=tables,
+        tables=() if isinstance(tables, TablesOnDemand) else tables,
         base_values=base_values.numpy().copy(),
-        baseline_contributions=at_baseline[[position[table.features] for table in tables]].numpy(),
+        baseline_contributions=at_baseline[[position[term] for term in tabulated]].numpy(),
         baseline=_baseline_positions(setting.domains, setting.baseline_sample()),
         state=health,
         link=setting.adapted.link or setting.readout.link,
@@ -493,12 +511,13 @@ def make_functions(
         importances=_measure_importances(terms, values, n_features=len(names)),
         strengths=strengths,
         left_out=tuple(
-            tuple(names[feature] for feature in term) for term in terms if term in without_table
+            tuple(names[feature] for feature in term) for term in terms if term not in tabulated
         ),
         reach=_usual_combinations(setting),
     )
     make_bands_later(functions, make_bands)
-
+    if isinstance(tables, TablesOnDemand):
+        make_tables_later(functions, tables.make)
     return functions
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import NormalDist
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from nobsp.arguments import (
     require_whole_number,
 )
 from nobsp.base import Finding
+from nobsp.deprecation import argument_of
 from nobsp.frames import as_table
 from nobsp.tabular.editing import Edit, Rule, cap, drop, edit, original, undo
 from nobsp.tabular.explanation import Explanation
@@ -79,6 +80,8 @@ class Bands(NamedTuple):
 
 # Makes the bands when they are first needed.
 MakeBands = Callable[[], Bands]
+# Makes the tables when they are first read.
+MakeTables = Callable[[], tuple[TermTable, ...]]
 
 # Numbers with at most so many distinct values are drawn at these.
 _FEW_POINTS = 30
@@ -159,15 +162,31 @@ class Functions:
     are_probabilities: bool = False
     history: tuple[Edit, ...] = ()
     former: Functions | None = None
-    # Both are not part of copies made with `replace`, nor of files: whoever copies calls `with_bands` first.
+    # None of these is part of copies made with `replace`, nor of files: whoever copies calls `with_bands` first.
+    _make_tables: MakeTables | None = field(default=None, init=False, compare=False)
     _make_bands: MakeBands | None = field(default=None, init=False, compare=False)
     _deviations: Mapping[tuple[int, ...], AnyArray] = field(
         default_factory=dict, init=False, compare=False
     )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickled with its bands: what measures them holds the calibration rows, and stays here."""
+        """Pickled with its tables and bands: what makes them holds the calibration rows, and stays here."""
         return {**with_bands(self).__dict__, "_make_bands": None, "_deviations": {}}
+
+    # Type checkers do not see this, so that misspelt names are an error to them.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Makes the tables when they are first read, where `make_tables_later` left them out."""
+            make_tables = self.__dict__.get("_make_tables") if name == "tables" else None
+            if make_tables is None:
+                # A name that does not exist, or a property that failed with an AttributeError of its own.
+                return object.__getattribute__(self, name)
+
+            tables = make_tables()
+            object.__setattr__(self, "tables", tables)
+            object.__setattr__(self, "_make_tables", None)  # it holds the calibration rows
+            return tables
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -420,13 +439,16 @@ class Functions:
                 return table
         raise ValueError(f"{term_name(names)} has no table; `terms` names the terms there are.")
 
-    def curves(self, points: int = 200, *, level: float = 0.9) -> NativeFrame:
+    def curves(
+        self, points: int = 200, *, confidence: float = 0.9, level: float | None = None
+    ) -> NativeFrame:
         """Every feature's function with its band, as a tidy table; see `NObSP.curves`."""
         require_whole_number("points", points, least=2)
-        require_number("level", level, above=0, below=1)
+        confidence = argument_of("level", level, present="confidence", default=confidence)
+        require_number("confidence", confidence, above=0, below=1)
         spreads = with_bands(self).spreads
         # Bands are normal: so many standard deviations either way.
-        z = NormalDist().inv_cdf(0.5 + level / 2)
+        z = NormalDist().inv_cdf(0.5 + confidence / 2)
 
         parts: dict[str, list[AnyArray]] = {name: [np.zeros(0)] for name in _CURVE_COLUMNS}
         for table in self.tables:
@@ -849,7 +871,8 @@ CLASSES = (
 
 
 def with_bands(functions: Functions) -> Functions:
-    """The same functions with their bands, which are made now if they were not yet."""
+    """The same functions with their tables and bands, which are made now if they were not yet."""
+    _ = functions.tables
     make_bands = functions._make_bands
     if make_bands is not None and not functions.spreads:
         bands = make_bands()
@@ -867,6 +890,12 @@ def resampled_deviations(functions: Functions) -> Mapping[tuple[int, ...], AnyAr
 def make_bands_later(functions: Functions, make_bands: MakeBands) -> None:
     """Bands take a while, so they wait until they are asked for."""
     object.__setattr__(functions, "_make_bands", make_bands)
+
+
+def make_tables_later(functions: Functions, make_tables: MakeTables) -> None:
+    """Leaves out the tables until they are first read."""
+    object.__delattr__(functions, "tables")
+    object.__setattr__(functions, "_make_tables", make_tables)
 
 
 def _count_processors() -> int:

@@ -228,7 +228,7 @@ class NObSPCam(Explainer):
         fitted = _Fitted(
             {}, feature_map.described(), fingerprint, account, calibration, calibration.rows, names
         )
-        self._fit = fitted.of(feature_map, probe, forward_rows=passes.rows)
+        self._calibration = fitted.of(feature_map, probe, forward_rows=passes.rows)
         for finding in self.health().findings:
             if finding.severity == "warning":
                 warn_caller(finding.message)
@@ -262,7 +262,7 @@ class NObSPCam(Explainer):
         merged = dataclasses.replace(
             mine, account=account, calibration=calibration, rows=calibration.rows
         )
-        self._fit = merged.of(mine.feature_map, mine.probe)
+        self._calibration = merged.of(mine.feature_map, mine.probe)
         return self
 
     def _checked_ridge(self) -> Ridge:
@@ -574,7 +574,7 @@ class NObSPCam(Explainer):
 
     def _repr_html_(self) -> str:
         title = f"{type(self).__name__} of {type(self.model).__name__}"
-        if not hasattr(self, "_fit"):
+        if not hasattr(self, "_calibration"):
             return notebook.card(title, notebook.line("Not calibrated yet: call fit with images."))
         return notebook.card(title, self.health()._repr_html_())
 
@@ -696,7 +696,7 @@ class NObSPCam(Explainer):
             if len(stored.output_names) != feature_map.outputs:
                 raise ValueError(f"it names {len(stored.output_names)} outputs")
 
-        cam._fit = dataclasses.replace(stored, account=account).of(feature_map, probe)
+        cam._calibration = dataclasses.replace(stored, account=account).of(feature_map, probe)
         return cam
 
     @property
