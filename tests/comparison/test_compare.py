@@ -442,3 +442,28 @@ def test_explainers_of_different_rows_are_told_that_the_gap_is_in_the_base(pairs
     assert "base_differs" in {finding.code for finding in comparison.findings}
     assert "base_differs" not in {finding.code for finding in pairs["both"].findings}
     assert "e−1" not in comparison.headline
+
+
+def test_nothing_changed_between_two_calibrations_of_one_model():
+    """Other rows move functions, but where predictions are the same there is one model, and nothing in it changed."""
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(1500, 4))
+
+    def model(X):
+        return np.sin(2 * X[:, 0]) + X[:, 1] ** 2 + X[:, 2] * X[:, 3]
+
+    pairs = [("x2", "x3")]
+    for seed in range(4):
+        order = np.random.default_rng(seed).permutation(1000)
+        explainers = [
+            nobsp.NObSP(model, interactions=pairs).fit(X[rows]) for rows in np.split(order, 2)
+        ]
+        comparison = nobsp.compare(*(explainer(X[1000:]) for explainer in explainers), draws=200)
+        assert comparison.changed(0.5) == ()
+        assert np.isnan(comparison.explained).all()
+        assert comparison.headline == "the two models predict the same"
+        assert "one_training" not in {finding.code for finding in comparison.findings}
+    shifted = nobsp.NObSP(lambda X: model(X) + 0.5, interactions=pairs).fit(X[:500])
+    apart = nobsp.compare(shifted(X[1000:]), explainers[0](X[1000:]), draws=200)
+    assert "constant of +0.5" in apart.headline
+    assert apart.changed(0.5) == ()

@@ -147,6 +147,12 @@ def compare(
         if changes is not None
         else _p_values_of_gaps(stacks, sampled, estimates["gap"].value)
     )
+    explained = _explained(sides) if kind == "functions" else None
+    if explained is not None and changes is not None:
+        # Two models that predict the same are one: whatever their functions differ by is calibration.
+        are_one = np.isnan(explained) & np.isfinite(p_values)
+        p_values = np.where(are_one, 1.0, p_values)
+
     # What has no test is neither a term nor a discovery.
     is_term = np.array([entry in stacks.term_labels for entry in stacks.entries])
     p_values = np.where(is_term[:, None], p_values, np.nan)
@@ -170,7 +176,7 @@ def compare(
         change=None if changes is None else changes.spread,
         p_value=p_values,
         q_value=false_discovery_rates(p_values),
-        explained=_explained(sides) if kind == "functions" else None,
+        explained=explained,
         findings=(),
         sides=sides,
     )

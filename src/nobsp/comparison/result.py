@@ -20,6 +20,8 @@ from nobsp.tabular.indexing import Term, output_position
 
 # What is smaller than this share of the numbers beside it is printed as 0.
 _ROUNDING = 1e-12
+# Mean predictions that differ by a smaller share of the largest prediction are the same.
+_SAME = 1e-6
 # Parts that are named when a comparison is printed.
 _PRINTED_PARTS = 5
 # Parts that a notebook shows.
@@ -281,10 +283,12 @@ class Comparison:
         assert self.explained is not None
         share = float(self.explained[0])
         if np.isnan(share):
-            return (
-                f"the two models predict the same, but for a constant of "
-                f"{_signed(float(self.total.value[0]))}"
-            )
+            same = "the two models predict the same"
+            constant = float(self.total.value[0])
+            largest = float(np.abs(self.sides[0].explanation.predictions[:, 0]).max())
+            if abs(constant) <= _SAME * largest:
+                return same
+            return f"{same}, but for a constant of {_signed(constant)}"
         told = f"terms explain {max(share, 0.0):.2f} of how the two models' predictions differ from row to row"
         if np.isnan(self.q_value[:, 0]).all():
             return f"{told}; whether functions changed is not tested, as what calibrating does to them is not known"
