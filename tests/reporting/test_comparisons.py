@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import nobsp
+from nobsp.reporting.sheets import number_text
 
 
 def first(X):
@@ -49,3 +50,59 @@ def test_a_page_has_the_numbers_of_the_comparison(kind, tmp_path):
         assert f'id="{key}"' in html
     same = nobsp.report(comparison, tmp_path / "again.html", about="Two of them.")
     assert same.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("number", "size", "expected"),
+    [
+        (0.3953, 0.3953, "+0.3953"),
+        (-0.00089944, 0.3953, "−0.00090"),
+        (-3.6e-7, 0.3953, "≈ 0"),
+        (4.9e-18, 0.3953, "0"),
+        (-3.6e-7, 0.0, "−3.6e−07"),
+        (0.5, 1234.5, "+0.5"),
+        (0.123456, 1234.5, "+0.1"),
+        (1_227_000.0, 2e6, "+1,227,000"),
+        (2e-7, 8e-7, "+2e−07"),
+    ],
+)
+def test_small_numbers_are_written_as_they_stand_beside_large_ones(number, size, expected):
+    assert number_text(number, signed=True, size=size) == expected
+
+
+GRID = """() => [...document.querySelectorAll('table.bars')].map(table => [...table.rows].map(row => {
+  const track = row.querySelector('svg').getBoundingClientRect();
+  return [Math.round(track.left), Math.round(track.width)];
+}))"""
+CUT = """() => [...document.querySelectorAll('.told td:not(:first-child)')]
+  .filter(cell => cell.getBoundingClientRect().height > 2 * parseFloat(getComputedStyle(cell).lineHeight))
+  .length"""
+
+
+def test_bars_stay_on_one_scale_and_numbers_whole_on_a_narrow_screen(browser, tmp_path):
+    explainers = [
+        nobsp.NObSP(f, features=["age", "size"], interactions=0).fit(rows(0))
+        for f in (first, second)
+    ]
+    X = rows(1)
+    weights = np.linspace(1, 2, len(X))
+    comparison = nobsp.compare(
+        explainers[0](X),
+        explainers[1](X),
+        sample_weight=(weights, None),
+        groups=(np.arange(len(X)) // 4, None),
+        draws=100,
+    )
+    path = nobsp.report(comparison, tmp_path / "page.html")
+    page = browser.new_page(viewport={"width": 400, "height": 800})
+    page.goto(path.as_uri())
+    all_tracks = page.evaluate(GRID)
+    n_cut = page.evaluate(CUT)
+    width = page.evaluate("document.documentElement.scrollWidth")
+    facts = page.inner_text(".facts")
+    page.close()
+    for tracks in all_tracks:
+        assert len({tuple(track) for track in tracks}) == 1, "one zero, one width for all bars"
+    assert n_cut == 0
+    assert width <= 400
+    assert "200 rows in 50 groups, weighted" in facts

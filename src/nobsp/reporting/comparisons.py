@@ -97,8 +97,7 @@ def _facts(comparison: ComparisonLike) -> tuple[tuple[str, str], ...]:
                 strict=False,
             )
         )
-        rows = count(comparison.n_rows[number], "row")
-        facts.append((name, f"{rows}; mean prediction {means}"))
+        facts.append((name, f"{_rows(comparison, number)}; mean prediction {means}"))
     scale = (
         "the model's outputs, before any link" if comparison.scale == "output" else "probabilities"
     )
@@ -112,6 +111,18 @@ def _facts(comparison: ComparisonLike) -> tuple[tuple[str, str], ...]:
         ("Intervals", f"{comparison.confidence:.0%}, over other draws of the rows and {again}")
     )
     return tuple(facts)
+
+
+def _rows(comparison: ComparisonLike, number: int) -> str:
+    """How many rows a side has, in how many groups, and whether some count more than others."""
+    side = comparison.sides[number]
+    words = count(len(side), "row")
+    n_units = int(side.units.max()) + 1
+    if n_units < len(side):
+        words += f" in {count(n_units, 'group')}"
+    if not np.allclose(side.weights, side.weights[0]):
+        words += ", weighted"
+    return words
 
 
 def _has_trainings(comparison: ComparisonLike) -> bool:
@@ -186,13 +197,15 @@ def _rate(rate: float) -> str:
 def _tables(comparison: ComparisonLike, output: int) -> list[Grid]:
     """How far functions lie apart, or the three parts of a change of rows and functions."""
     if comparison.change is not None:
-        order = np.argsort(-comparison.change.value[:, output], kind="stable")[:MOST_PARTS]
+        changes = comparison.change.value[:, output]
+        order = np.argsort(-changes, kind="stable")[:MOST_PARTS]
+        size = float(changes.max())
         rows = tuple(
             (
                 comparison.entries[entry],
-                number_text(comparison.change.value[entry, output]),
-                f"[{number_text(comparison.change.lower[entry, output])}, "
-                f"{number_text(comparison.change.upper[entry, output])}]",
+                number_text(changes[entry], size=size),
+                f"[{number_text(comparison.change.lower[entry, output], size=size)}, "
+                f"{number_text(comparison.change.upper[entry, output], size=size)}]",
                 _tested(comparison.p_value[entry, output]),
                 _tested(comparison.q_value[entry, output]),
             )
@@ -205,15 +218,17 @@ def _tables(comparison: ComparisonLike, output: int) -> list[Grid]:
         return [Grid("How far the two functions lie apart", columns, rows, note)]
     if not comparison.parts:
         return []
-    order = np.argsort(-np.abs(comparison.gap.value[:, output]), kind="stable")[:MOST_PARTS]
+    sizes = np.abs(comparison.gap.value[:, output])
+    order = np.argsort(-sizes, kind="stable")[:MOST_PARTS]
+    size = float(sizes.max())
     rows = tuple(
         (
             comparison.entries[entry],
             *(
-                number_text(part.value[entry, output], signed=True)
+                number_text(part.value[entry, output], signed=True, size=size)
                 for part in comparison.parts.values()
             ),
-            number_text(comparison.gap.value[entry, output], signed=True),
+            number_text(comparison.gap.value[entry, output], signed=True, size=size),
         )
         for entry in order
     )
@@ -261,10 +276,13 @@ def _along(comparison: ComparisonLike, feature: str, output: int) -> Bars:
         if not level and low == high:
             name = number_text(low)
         shares = f"{table['share_a'][row]:.1%} of {first}, {table['share_b'][row]:.1%} of {second}"
+        if comparison.kind == "functions":
+            shares = f"{table['share_a'][row]:.1%} of the rows"
         bars.append(Bar(name, float(part[row]), note=shares))
     more = len(part) - len(bars)
     note = f"{more} levels with smaller parts are not listed." if more > 0 else ""
-    return Bars(f"{feature}: {number_text(part.sum(), signed=True)}", tuple(bars), note)
+    size = float(np.abs(part).max(initial=0.0))
+    return Bars(f"{feature}: {number_text(part.sum(), signed=True, size=size)}", tuple(bars), note)
 
 
 def _curve(comparison: ComparisonLike, feature: str, output: int) -> Curve | None:

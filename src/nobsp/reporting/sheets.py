@@ -19,8 +19,14 @@ from nobsp.reporting.build import content_hash, fill_template
 # Size of a curve's drawing; it is stretched to the width of its card.
 _WIDTH = 300.0
 _HEIGHT = 150.0
-# Numbers from here on are written with an exponent.
+# Numbers from here on are written with an exponent, and those beside numbers that are smaller than this.
 _LARGE = 1e9
+_SMALL = 1e-3
+# Beside larger numbers, what is below these shares of them is rounding, or next to nothing.
+_ROUNDING = 1e-12
+_NEXT_TO_NOTHING = 1e-5
+# Digits of the largest number of a table; of smaller ones those that stand below them.
+_DIGITS = 4
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Bars:
         low = min([0.0, *numbers])
         high = max([0.0, *numbers])
         width = high - low or 1.0
+        size = max((abs(bar.value) for bar in self.bars if math.isfinite(bar.value)), default=0.0)
 
         def place(number: float) -> float:
             return round(100 * (number - low) / width, 3)
@@ -64,8 +71,10 @@ class Bars:
             drawn.append(
                 {
                     "name": bar.name,
-                    "text": number_text(bar.value, signed=True),
-                    "interval": _interval_text(bar.low, bar.high) if has_interval else "",
+                    "text": number_text(bar.value, signed=True, size=size),
+                    "interval": _interval_text(bar.low, bar.high, size=size)
+                    if has_interval
+                    else "",
                     "note": bar.note,
                     "zero": place(0.0),
                     "left": place(min(bar.value, 0.0)),
@@ -272,16 +281,36 @@ def _flat(text: str) -> str:
     return " ".join(str(text).split()).replace("|", "\\|")
 
 
-def number_text(number: float, *, signed: bool = False) -> str:
-    """A number with four digits, as people write it: 1,227,000 rather than 1.227e+06."""
+def number_text(number: float, *, signed: bool = False, size: float = 0.0) -> str:
+    """A number with four digits, as people write it: 1,227,000 rather than 1.227e+06.
+
+    Args:
+        number: The number.
+        signed: Whether a plus is written too.
+        size: The largest number beside it. Smaller ones have no digits that stand far behind those of the largest.
+    """
     if not math.isfinite(number):
         return "–"
+    if abs(number) <= _ROUNDING * size:
+        return "0"
+    if abs(number) < _NEXT_TO_NOTHING * size:
+        return "≈ 0"
     sign = "+" if signed else ""
-    text = f"{number:{sign}.4g}"
+    text = f"{number:{sign}.{_DIGITS}g}"
     if "e+" in text and abs(number) < _LARGE:
         text = f"{float(text):{sign},.0f}"
+    elif abs(number) < size and _SMALL <= size < _LARGE:
+        text = _with_decimals_of(number, size, text, sign)
     return text.replace("-", "−")
 
 
-def _interval_text(low: float, high: float) -> str:
-    return f"[{number_text(low, signed=True)}, {number_text(high, signed=True)}]"
+def _with_decimals_of(number: float, size: float, text: str, sign: str) -> str:
+    """The text of a number, or where that has more decimals than one digit beyond those of a larger number, so many."""
+    decimals = max(_DIGITS - math.floor(math.log10(size)), 0)
+    is_longer = "e" in text or len(text.partition(".")[2]) > decimals
+    return f"{number:{sign}.{decimals}f}" if is_longer else text
+
+
+def _interval_text(low: float, high: float, *, size: float = 0.0) -> str:
+    ends = (number_text(end, signed=True, size=size) for end in (low, high))
+    return f"[{', '.join(ends)}]"
