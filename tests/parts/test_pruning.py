@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import nobsp
+from benchmarks.architectures import torchvision_models
 from nobsp.parts.attention import SplitAttention
 from tests.parts.streams import Attention, drawn, rows, tokens
 from tests.parts.test_explanation import huggingface
+from tests.tolerances import SINGLE, assert_same_to_rounding
 
 # What a ridge of 1e-4 leaves where half of all parts are copies of the other half.
 AS_GOOD_AS_NOTHING = 1e-4
@@ -403,3 +405,31 @@ def test_layers_that_share_their_weights_stay_tied() -> None:
     assert small.same.weight is small.first.weight
     reasons = {layer.name: layer.reason for layer in pruned.left_whole}
     assert "shares its weights" in reasons["same"]
+
+
+def test_language_models_are_exported_without_their_cache() -> None:
+    torchvision_models()  # transformers imports torchvision, which has to be helped first
+    transformers = pytest.importorskip("transformers")
+    configuration = transformers.GPT2Config(
+        vocab_size=32,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        n_positions=16,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = drawn(transformers.GPT2LMHeadModel(configuration))
+    texts = torch.randint(0, 32, (60, 8), generator=torch.Generator().manual_seed(0))
+    pruned = nobsp.prune(model, texts, keep=0.5)
+
+    program = pruned.export(texts)
+
+    answer = program.module()(texts[:7])
+    expected = pruned.model(texts[:7])
+    assert_same_to_rounding(answer.logits, expected.logits.detach(), within=SINGLE)
+    # The network goes on as it was, with its cache.
+    assert pruned.model.config.use_cache
+    assert expected.past_key_values is not None
+    with pytest.raises(ValueError, match="two or more"):
+        pruned.export(texts[:1])

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from nobsp.parts import Pruned
 
-# Rows with which exported programs are made modules, and smaller networks are exported.
+# Rows with which exported programs are made modules.
 _EXAMPLE_ROWS = 4
 
 
@@ -307,9 +307,7 @@ def _write(pruned: Pruned, rows: Tensor, out: Path) -> None:
             }
             draft.write_bytes(save(state))
             return
-        example = rows[:_EXAMPLE_ROWS].to(next(pruned.model.parameters()))
-        batch = torch.export.Dim("batch")
-        program = torch.export.export(pruned.model, (example,), dynamic_shapes=({0: batch},))
+        program = pruned.export(rows)
         with draft.open("wb") as file:
             torch.export.save(program, file)
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import nn
 
-from nobsp._typing import NativeFrame
+from nobsp._typing import ArrayLike, NativeFrame
 from nobsp.arguments import count, percent
 from nobsp.base import Finding, describe_findings
 from nobsp.frames import frame_like
 from nobsp.numerics import clopper_pearson
+from nobsp.parts.running import read_rows
 
 # Rows for each column of a layer below which a fit to them is a guess.
 _FEW_ROWS = 2
+# Rows that a program is traced with; it takes any number of them.
+_EXAMPLE_ROWS = 4
 # How far above a budget counts as kept, as a share of it: parts are whole, and biases stay.
 _BUDGET_MARGIN = 0.02
 
@@ -163,6 +169,34 @@ class Pruned:
         message = "accuracy was not measured: the model does not return (rows, classes), so y was not used."
         return Finding("warning", "labels_not_used", "", message)
 
+    def export(self, X: ArrayLike) -> torch.export.ExportedProgram:
+        """The smaller network as a program of `torch.export`, for batches of any size.
+
+        Language models return the keys and values of all tokens beside their outputs, which no program can: it is
+        made without them, as `use_cache=False` does. The network itself is left as it is.
+
+        Args:
+            X: Rows as the network takes them, two or more.
+
+        Returns:
+            What `torch.export.save(program, "small.pt2")` writes.
+
+        Example:
+            >>> import torch, nobsp
+            >>> model = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+            >>> rows = torch.randn(500, 4)
+            >>> program = nobsp.prune(model, rows, keep=0.5).export(rows)
+            >>> tuple(program.module()(rows[:7]).shape)
+            (7, 2)
+        """
+        rows = read_rows(self.model, X, name="X", batch_size=_EXAMPLE_ROWS)
+        if len(rows.tensor) < 2:
+            raise ValueError(f"X has {count(len(rows.tensor), 'row')}; export needs two or more.")
+        example = next(rows.batches())
+        batch = torch.export.Dim("batch")
+        with _without_cache(self.model):
+            return torch.export.export(self.model, (example,), dynamic_shapes=({0: batch},))
+
     def to_frame(self) -> NativeFrame:
         """One line per layer: what went and what it cost, as a pandas frame, or else a polars one."""
         columns = {
@@ -202,3 +236,20 @@ class Pruned:
         if self.findings:
             lines += describe_findings(self.findings)
         return "\n".join(lines)
+
+
+@contextmanager
+def _without_cache(model: nn.Module) -> Iterator[None]:
+    """Language models that do not return the keys and values of all tokens."""
+    configurations: dict[int, Any] = {}
+    for module in model.modules():
+        configuration = getattr(module, "config", None)
+        if getattr(configuration, "use_cache", None) is True:
+            configurations[id(configuration)] = configuration
+    for configuration in configurations.values():
+        configuration.use_cache = False
+    try:
+        yield
+    finally:
+        for configuration in configurations.values():
+            configuration.use_cache = True
