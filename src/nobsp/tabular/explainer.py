@@ -277,20 +277,27 @@ class NObSP(Explainer):
                 fitted.explain(X, represent, batch_size=int(self.batch_size), progress=progress)
             )
 
-        values = [account.values for account in accounts if account.values is not None]
+        predictions = torch.cat([account.outputs for account in accounts]).numpy()
+        parts = [account.values for account in accounts if account.values is not None]
+        values = torch.cat(parts).numpy()
         rows = X
         if not hasattr(X, "shape"):  # read only once, perhaps
             rows = torch.cat([account.inputs for account in accounts]).numpy()
-        explanation = fitted.functions._account(
-            rows,
-            torch.cat([account.outputs for account in accounts]).numpy(),
-            torch.cat(values).numpy(),
-            np.concatenate([account.outside for account in accounts]),
-        )
-        return replace(
-            explanation,
+
+        functions = fitted.functions
+        return Explanation(
+            values=values,
+            base_values=functions.base_values.copy(),
+            residual=predictions - functions.base_values - values.sum(1),
+            predictions=predictions,
             terms=self.terms_,
+            feature_names=fitted.columns.features.names,
+            output_names=functions.output_names,
+            data=rows,
+            outside=np.concatenate([account.outside for account in accounts]),
             baseline_contributions=fitted.estimate.baseline_contributions.copy(),
+            explainer=functions,
+            origin=functions,
         )
 
     def _warn_once(self, explanation: Explanation) -> None:
@@ -805,7 +812,7 @@ class NObSP(Explainer):
     @property
     def terms_(self) -> tuple[tuple[str, ...], ...]:
         """The fitted terms, as names of features."""
-        names = self._fitted.functions.feature_names
+        names = self._fitted.columns.features.names
         return tuple(tuple(names[k] for k in term) for term in self._fitted.estimate.terms)
 
     @property
@@ -858,7 +865,7 @@ class NObSP(Explainer):
 
     @property
     def _fitted(self) -> Fitted:
-        fitted: Fitted = super()._fitted
+        fitted: Fitted = self._calibration if hasattr(self, "_calibration") else super()._fitted
         return fitted
 
 

@@ -16,7 +16,6 @@ from nobsp import notebook, serialization
 from nobsp._typing import (
     AnyArray,
     ArrayLike,
-    BoolArray,
     FloatArray,
     ModelLike,
     NativeFrame,
@@ -229,7 +228,20 @@ class Functions:
 
         outputs = self._read_predictions(predictions, n_rows)
         values, outside = read_tables(self, columns, n_rows, threads=threads)
-        return self._account(X, outputs, values, outside)
+        return Explanation(
+            values=values,
+            base_values=self.base_values.copy(),
+            residual=outputs - self.base_values - values.sum(1),
+            predictions=outputs,
+            terms=self.terms,
+            feature_names=self.feature_names,
+            output_names=self.output_names,
+            data=X,
+            outside=outside,
+            baseline_contributions=self.baseline_contributions.copy(),
+            explainer=self,
+            origin=self,
+        )
 
     __call__ = explain
 
@@ -247,25 +259,6 @@ class Functions:
             row = int(np.flatnonzero(~np.isfinite(outputs).reshape(n_rows, -1).all(1))[0])
             raise ValueError(f"predictions has NaN or infinity in row {row}.")
         return outputs.reshape(shape)
-
-    def _account(
-        self, X: TableLike, predictions: FloatArray, values: FloatArray, outside: BoolArray
-    ) -> Explanation:
-        """The account of rows whose predictions and contributions are known."""
-        return Explanation(
-            values=values,
-            base_values=self.base_values.copy(),
-            residual=predictions - self.base_values - values.sum(1),
-            predictions=predictions,
-            terms=self.terms,
-            feature_names=self.feature_names,
-            output_names=self.output_names,
-            data=X,
-            outside=outside,
-            baseline_contributions=self.baseline_contributions.copy(),
-            explainer=self,
-            origin=self,
-        )
 
     def predict(self, X: TableLike) -> AnyArray:
         """What the model predicts, as far as its functions say: classes of a classifier, else numbers.

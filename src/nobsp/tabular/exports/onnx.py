@@ -15,8 +15,9 @@ from itertools import count as counting
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nobsp._typing import AnyArray, ArrayLike, TableLike
+from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, TableLike
 from nobsp.drafts import check_path, replacing
 from nobsp.frames import is_missing
 from nobsp.tabular.exports.layout import (
@@ -182,9 +183,19 @@ class _Graph:
             self._known[key] = name
         return self._known[key]
 
+    def whole(self, values: ArrayLike) -> str:
+        """A constant of whole numbers."""
+        return self.constant(values, np.int64)
+
+    def as_whole(self, source: str) -> str:
+        """The same as whole numbers."""
+        from onnx import TensorProto
+
+        return self.add("Cast", source, to=TensorProto.INT64)
+
     def pick(self, source: str, positions: Sequence[int]) -> str:
         """Some columns of a matrix."""
-        return self.add("Gather", source, self.constant(positions, np.int64), axis=1)
+        return self.add("Gather", source, self.whole(positions), axis=1)
 
     def _input(self, column: int) -> Any:
         from onnx import TensorProto, helper
@@ -234,53 +245,55 @@ class _Graph:
         axes: Sequence[tuple[int, NumberPlace]],
     ) -> None:
         """The segments of all numbers on all of their axes, by halving, and how far along them they are."""
-        from onnx import TensorProto
-
-        found = [place for _, place in axes]
-        picked = self.pick(numbers, [numeric.index(place.column) for place in found])
+        on_axes = [place for _, place in axes]
+        picked = self.pick(numbers, [numeric.index(place.column) for place in on_axes])
         magnitude = self.add("Abs", picked)
         is_finite = self.add("LessOrEqual", magnitude, self.constant(_LARGEST))
-        zero = self.constant(0.0)
-        x = self.add("Where", is_finite, picked, zero)
+        x = self.add("Where", is_finite, picked, self.constant(0.0))
 
-        # Knots of every axis in a row of one length, filled up with infinity.
-        n_steps = max(math.ceil(math.log2(len(place.knots))) for place in found)
-        length = 2**n_steps - 1
-        inner = np.full((len(found), length), np.inf)
-        starts = np.zeros((len(found), length + 1))
-        per_width = np.zeros((len(found), length + 1))
-        for row, place in enumerate(found):
-            inner[row, : len(place.knots) - 2] = place.knots[1:-1]
-            starts[row, : len(place.knots) - 1] = place.knots[:-1]
-            per_width[row, : len(place.knots) - 1] = place.per_width
+        knots = _KnotRows.of(on_axes)
+        segment = self._segments(x, knots)
+        way = self._along(x, segment, knots)
 
-        rows = np.arange(len(found), dtype=np.int64)[None]
-        flat = self.constant(inner.ravel())
-        nothing = self.add("Mul", x, zero)
-        segment = self.add("Cast", nothing, to=TensorProto.INT64)
-        for step in (2**power for power in reversed(range(n_steps))):
-            candidate = self.add("Add", segment, self.constant(step, np.int64))
-            at = self.add("Add", candidate, self.constant(rows * length - 1))
-            knot = self.add("Gather", flat, at, axis=0)
+        # A missing number is at a node of its own where its axis has one, else at the first, and unknown.
+        has_node = [[place.missing for place in on_axes]]
+        node = [[len(place.knots) if place.missing else 0 for place in on_axes]]
+        before = self.add("Where", is_finite, segment, self.whole(node))
+        is_between = self.as_whole(is_finite)
+        places.append(
+            [k for k, _ in axes],
+            before=before,
+            after=self.add("Add", before, is_between),
+            ways=self.add("Where", is_finite, way, self.constant(0.0)),
+            known=self.add("Or", is_finite, self.constant(has_node, np.bool_)),
+        )
+
+    def _segments(self, x: str, knots: _KnotRows) -> str:
+        """The segment that each number lies in, found by halving."""
+        first_knots = knots.starts_of_rows(knots.length)
+        inner = self.constant(knots.inner.ravel())
+        zeros = self.add("Mul", x, self.constant(0.0))
+        segment = self.as_whole(zeros)
+
+        for power in reversed(range(knots.n_steps)):
+            candidate = self.add("Add", segment, self.whole(2**power))
+            at = self.add("Add", candidate, self.whole(first_knots - 1))
+            knot = self.add("Gather", inner, at, axis=0)
             is_above = self.add("LessOrEqual", knot, x)
             segment = self.add("Where", is_above, candidate, segment)
+        return segment
 
-        at = self.add("Add", segment, self.constant(rows * (length + 1)))
-        start = self.add("Gather", self.constant(starts.ravel()), at, axis=0)
-        scale = self.add("Gather", self.constant(per_width.ravel()), at, axis=0)
-        way = self.add("Mul", self.add("Sub", x, start), scale)
-        bounded = self.add("Clip", way, zero, self.constant(1.0))
-        held = self.constant(np.array([[place.held for place in found]]))
-        way = self.add("Where", held, bounded, way)
+    def _along(self, x: str, segment: str, knots: _KnotRows) -> str:
+        """How far each number is along its segment: 0 at its start, 1 at its end; grids are held at their edges."""
+        first_segments = knots.starts_of_rows(knots.length + 1)
+        at = self.add("Add", segment, self.whole(first_segments))
+        start = self.add("Gather", self.constant(knots.starts.ravel()), at, axis=0)
+        scale = self.add("Gather", self.constant(knots.per_width.ravel()), at, axis=0)
 
-        has_node = np.array([[place.missing for place in found]])
-        last = np.array([[len(place.knots) if place.missing else 0 for place in found]])
-        before = self.add("Where", is_finite, segment, self.constant(last, np.int64))
-        further = self.add("Cast", is_finite, to=TensorProto.INT64)
-        after = self.add("Add", before, further)
-        way = self.add("Where", is_finite, way, zero)
-        known = self.add("Or", is_finite, self.constant(has_node))
-        places.append([k for k, _ in axes], before, after, way, known)
+        distance = self.add("Sub", x, start)
+        way = self.add("Mul", distance, scale)
+        bounded = self.add("Clip", way, self.constant(0.0), self.constant(1.0))
+        return self.add("Where", self.constant(knots.held[None]), bounded, way)
 
     def _find_name(self, places: _Places, position: int, place: LevelPlace) -> None:
         """The level of a name; a missing one has a text of its own."""
@@ -305,7 +318,7 @@ class _Graph:
             values_int64s=levels,
             default_int64=-1,
         )
-        known = self.add("GreaterOrEqual", level_of, self.constant(0, np.int64))
+        known = self.add("GreaterOrEqual", level_of, self.whole(0))
         self._add_levels(places, position, level_of, known)
 
     def _find_numbers(
@@ -327,8 +340,7 @@ class _Graph:
                 levels[:, k] = levels[:, k].astype(np.float32)
 
         picked = self.pick(numbers, [numeric.index(column) for column in place.columns])
-        column_axis = self.constant([1], np.int64)
-        each = self.add("Unsqueeze", picked, column_axis)
+        each = self.add("Unsqueeze", picked, self.whole([1]))
         is_equal = self.add("Equal", each, self.constant(levels[None]))
         as_number = self.add("Cast", is_equal, to=TensorProto.FLOAT)
         is_level = self.add("ReduceMin", as_number, axes=[2], keepdims=0)
@@ -341,19 +353,16 @@ class _Graph:
         """A place of levels, the first one where it was not seen."""
         from onnx import TensorProto
 
-        level = self.add("Where", known, level_of, self.constant(0, np.int64))
-        no_way = self.add("Mul", self.add("Cast", level, to=TensorProto.DOUBLE), self.constant(0.0))
-        places.append([position], level, level, no_way, known)
+        level = self.add("Where", known, level_of, self.whole(0))
+        as_number = self.add("Cast", level, to=TensorProto.DOUBLE)
+        no_way = self.add("Mul", as_number, self.constant(0.0))
+        places.append([position], before=level, after=level, ways=no_way, known=known)
 
     # ------------------------------------------------------------------ terms
 
     def _contributions(self, places: _Places) -> str:
         """Contributions of every term, (rows, terms, outputs)."""
-        before = self.add("Concat", *places.before, axis=1)
-        after = self.add("Concat", *places.after, axis=1)
-        ways = self.add("Concat", *places.ways, axis=1)
-        known = self.add("Concat", *places.known, axis=1)
-        order = {position: column for column, position in enumerate(places.positions)}
+        joined_places = self._join(places)
 
         # Terms whose axes are of the same kinds are read together.
         groups: dict[tuple[bool, ...], list[int]] = {}
@@ -367,70 +376,79 @@ class _Graph:
         for kinds, members in groups.items():
             terms = [self.layout.terms[number] for number in members]
             if kinds:
-                columns = [
-                    [order[term.places[axis]] for term in terms] for axis in range(len(kinds))
-                ]
-                parts.append(self._read(terms, kinds, columns, before, after, ways, known))
+                parts.append(self._read(terms, kinds, joined_places))
             else:
-                parts.append(self._constants(terms, before))
+                parts.append(self._constants(terms, joined_places.before))
         joined = self.add("Concat", *parts, axis=1)
         sequence = [number for members in groups.values() for number in members]
         return self.add("Gather", joined, self.constant(np.argsort(sequence)), axis=1)
+
+    def _join(self, places: _Places) -> _JoinedPlaces:
+        """All places side by side."""
+        return _JoinedPlaces(
+            column={position: column for column, position in enumerate(places.positions)},
+            before=self.add("Concat", *places.before, axis=1),
+            after=self.add("Concat", *places.after, axis=1),
+            ways=self.add("Concat", *places.ways, axis=1),
+            known=self.add("Concat", *places.known, axis=1),
+        )
 
     def _constants(self, terms: Sequence[TermLayout], source: str) -> str:
         """Terms without an axis, the same for every row."""
         values = np.stack([term.values.reshape(-1) for term in terms])[None]
         rows = self.add("Shape", source, start=0, end=1)
-        shape = self.add("Concat", rows, self.constant(values.shape[1:], np.int64), axis=0)
+        shape = self.add("Concat", rows, self.whole(values.shape[1:]), axis=0)
         return self.add("Expand", self.constant(values), shape)
 
     def _read(
-        self,
-        terms: Sequence[TermLayout],
-        kinds: tuple[bool, ...],
-        columns: Sequence[Sequence[int]],
-        before: str,
-        after: str,
-        ways: str,
-        known: str,
+        self, terms: Sequence[TermLayout], kinds: tuple[bool, ...], places: _JoinedPlaces
     ) -> str:
         """Terms of one kind between the nodes around each row, (rows, terms, outputs)."""
         n_outputs = len(self.layout.outputs)
         flat = np.concatenate([term.values.reshape(-1, n_outputs) for term in terms])
         sizes = [term.values.size // n_outputs for term in terms]
-        offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)[None]
-        values = self.constant(flat)
-        strides = np.array([term.strides() for term in terms], dtype=np.int64).T
+        offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        strides = np.array([term.strides() for term in terms]).T
 
-        def step(source: str, axis: int) -> str:
-            return self.add(
-                "Mul", self.pick(source, columns[axis]), self.constant(strides[axis][None])
+        axes = []
+        for axis, is_number in enumerate(kinds):
+            columns = [places.column[term.places[axis]] for term in terms]
+            stride = self.whole(strides[axis][None])
+            after = ""
+            if is_number:
+                after = self.add("Mul", self.pick(places.after, columns), stride)
+            axes.append(
+                _ReadAxis(
+                    before=self.add("Mul", self.pick(places.before, columns), stride),
+                    after=after,
+                    way=self._with_outputs(self.pick(places.ways, columns)),
+                    known=self.pick(places.known, columns),
+                )
             )
 
-        here = [step(before, axis) for axis in range(len(kinds))]
-        there = [step(after, axis) if kinds[axis] else "" for axis in range(len(kinds))]
-        way = [self._spread(ways, columns[axis]) for axis in range(len(kinds))]
+        values = self._between(self.constant(flat), self.whole(offsets[None]), axes)
+        is_known = axes[0].known
+        for read_axis in axes[1:]:
+            is_known = self.add("And", is_known, read_axis.known)
+        return self.add("Where", self._with_outputs(is_known), values, self.constant(0.0))
 
-        def along(axis: int, node: str) -> str:
-            if axis == len(kinds):
-                return self.add("Gather", values, node, axis=0)
-            low = along(axis + 1, self.add("Add", node, here[axis]))
-            if not kinds[axis]:
-                return low
-            high = along(axis + 1, self.add("Add", node, there[axis]))
-            change = self.add("Mul", way[axis], self.add("Sub", high, low))
-            return self.add("Add", low, change)
+    def _between(self, values: str, node: str, axes: Sequence[_ReadAxis]) -> str:
+        """Linear along one axis after another, from the nodes around each row."""
+        if not axes:
+            return self.add("Gather", values, node, axis=0)
 
-        result = along(0, self.constant(offsets))
-        is_known = self.pick(known, columns[0])
-        for axis in range(1, len(kinds)):
-            is_known = self.add("And", is_known, self.pick(known, columns[axis]))
-        is_known = self.add("Unsqueeze", is_known, self.constant([2], np.int64))
-        return self.add("Where", is_known, result, self.constant(0.0))
+        axis, *others = axes
+        low = self._between(values, self.add("Add", node, axis.before), others)
+        if not axis.after:
+            return low
+        high = self._between(values, self.add("Add", node, axis.after), others)
+        difference = self.add("Sub", high, low)
+        change = self.add("Mul", axis.way, difference)
+        return self.add("Add", low, change)
 
-    def _spread(self, source: str, columns: Sequence[int]) -> str:
-        """Some columns with an axis for the outputs."""
-        return self.add("Unsqueeze", self.pick(source, columns), self.constant([2], np.int64))
+    def _with_outputs(self, source: str) -> str:
+        """A matrix with an axis for the outputs."""
+        return self.add("Unsqueeze", source, self.whole([2]))
 
     # ------------------------------------------------------------------ outputs
 
@@ -440,7 +458,7 @@ class _Graph:
 
         layout = self.layout
         n_outputs = len(layout.outputs)
-        total = self.add("ReduceSum", contributions, self.constant([1], np.int64), keepdims=0)
+        total = self.add("ReduceSum", contributions, self.whole([1]), keepdims=0)
         sums = self.add("Add", total, self.constant(layout.base[None]))
 
         outputs = []
@@ -467,34 +485,42 @@ class _Graph:
 
     def _class(self, sums: str) -> str:
         """The class that is decided for."""
-        from onnx import TensorProto
-
         if len(self.layout.outputs) == 1:
             limit = self.constant(0.5 if self.layout.are_probabilities else 0.0)
-            first = self.add("Squeeze", sums, self.constant([1], np.int64))
+            first = self.add("Squeeze", sums, self.whole([1]))
             is_second = self.add("Greater", first, limit)
-            position = self.add("Cast", is_second, to=TensorProto.INT64)
+            position = self.as_whole(is_second)
         else:
             position = self.add("ArgMax", sums, axis=1, keepdims=0)
         return self.add("Gather", self.constant(_classes_array(self.layout.classes)), position)
 
     def _probabilities(self, sums: str) -> str:
         """Probabilities of the classes."""
-        one = self.constant(1.0)
-        zero = self.constant(0.0)
+        is_single = len(self.layout.outputs) == 1
         if self.layout.are_probabilities:
-            held = self.add("Clip", sums, zero, one)
-            if len(self.layout.outputs) == 1:
-                return self.add("Concat", self.add("Sub", one, held), held, axis=1)
-            total = self.add("ReduceSum", held, self.constant([1], np.int64), keepdims=1)
-            is_positive = self.add("Greater", total, zero)
-            divisor = self.add("Where", is_positive, total, one)
-            evenly = self.constant(1.0 / len(self.layout.outputs))
-            return self.add("Where", is_positive, self.add("Div", held, divisor), evenly)
-        if len(self.layout.outputs) == 1:
-            first = self.add("Sigmoid", self.add("Neg", sums))
-            return self.add("Concat", first, self.add("Sigmoid", sums), axis=1)
-        return self.add("Softmax", sums, axis=1)
+            bounded = self.add("Clip", sums, self.constant(0.0), self.constant(1.0))
+            return self._two_classes(bounded) if is_single else self._shares(bounded)
+        if not is_single:
+            return self.add("Softmax", sums, axis=1)
+
+        negative = self.add("Neg", sums)
+        first = self.add("Sigmoid", negative)
+        second = self.add("Sigmoid", sums)
+        return self.add("Concat", first, second, axis=1)
+
+    def _two_classes(self, second: str) -> str:
+        """Probabilities of two classes, from that of the second."""
+        first = self.add("Sub", self.constant(1.0), second)
+        return self.add("Concat", first, second, axis=1)
+
+    def _shares(self, bounded: str) -> str:
+        """Probabilities that add up to one; where all are zero, none is preferred."""
+        total = self.add("ReduceSum", bounded, self.whole([1]), keepdims=1)
+        is_positive = self.add("Greater", total, self.constant(0.0))
+        divisor = self.add("Where", is_positive, total, self.constant(1.0))
+        share = self.add("Div", bounded, divisor)
+        evenly = self.constant(1.0 / len(self.layout.outputs))
+        return self.add("Where", is_positive, share, evenly)
 
     def _after_link(self, sums: str) -> str:
         """What the model says where its outputs are sums."""
@@ -507,9 +533,47 @@ class _Graph:
 
     def _softplus(self, sums: str) -> str:
         """log(1 + exp(x)) without overflow; runtimes lack the operator in double precision."""
-        shrunk = self.add("Exp", self.add("Neg", self.add("Abs", sums)))
+        size = self.add("Abs", sums)
+        shrunk = self.add("Exp", self.add("Neg", size))
         rest = self.add("Log", self.add("Add", shrunk, self.constant(1.0)))
-        return self.add("Add", self.add("Max", sums, self.constant(0.0)), rest)
+        positive = self.add("Max", sums, self.constant(0.0))
+        return self.add("Add", positive, rest)
+
+
+@dataclass(frozen=True, eq=False)
+class _KnotRows:
+    """Knots of several axes in rows of one length, filled up with infinity."""
+
+    n_steps: int  # halvings that find a segment among those of the longest row
+    inner: FloatArray  # knots but for the first and the last
+    starts: FloatArray  # where segments begin
+    per_width: FloatArray  # one by the width of each segment
+    held: BoolArray  # per axis whether numbers beyond its ends are held there
+
+    @classmethod
+    def of(cls, places: Sequence[NumberPlace]) -> _KnotRows:
+        """The knots of these axes."""
+        n_steps = max(math.ceil(math.log2(len(place.knots))) for place in places)
+        length = 2**n_steps - 1
+        inner = np.full((len(places), length), np.inf)
+        starts = np.zeros((len(places), length + 1))
+        per_width = np.zeros((len(places), length + 1))
+        for row, place in enumerate(places):
+            inner[row, : len(place.knots) - 2] = place.knots[1:-1]
+            starts[row, : len(place.knots) - 1] = place.knots[:-1]
+            per_width[row, : len(place.knots) - 1] = place.per_width
+
+        held = np.array([place.held for place in places])
+        return cls(n_steps, inner=inner, starts=starts, per_width=per_width, held=held)
+
+    @property
+    def length(self) -> int:
+        """Inner knots of every row."""
+        return self.inner.shape[1]
+
+    def starts_of_rows(self, length: int) -> NDArray[np.int64]:
+        """Where each row begins when rows of a length lie one behind another, (1, rows)."""
+        return np.arange(len(self.inner), dtype=np.int64)[None] * length
 
 
 @dataclass(eq=False)
@@ -523,7 +587,7 @@ class _Places:
     known: list[str] = field(default_factory=list)
 
     def append(
-        self, positions: Sequence[int], before: str, after: str, ways: str, known: str
+        self, positions: Sequence[int], *, before: str, after: str, ways: str, known: str
     ) -> None:
         """Adds some places."""
         self.positions += positions
@@ -531,6 +595,27 @@ class _Places:
         self.after.append(after)
         self.ways.append(ways)
         self.known.append(known)
+
+
+@dataclass(frozen=True, eq=False)
+class _JoinedPlaces:
+    """The same, each of them one matrix."""
+
+    column: dict[int, int]  # of every place
+    before: str
+    after: str
+    ways: str
+    known: str
+
+
+@dataclass(frozen=True, eq=False)
+class _ReadAxis:
+    """Names of matrices (rows, terms) for one axis of terms that are read together."""
+
+    before: str  # nodes before each row, counted in the terms' values
+    after: str  # those behind it; empty for levels
+    way: str  # how far it is between them
+    known: str  # whether it has a place at all
 
 
 def _free_names(wanted: Sequence[str], taken: set[str]) -> list[str]:
