@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from cyclopts import Parameter
 
+from nobsp._typing import AnyArray
 from nobsp.arguments import count, join_names, number_outputs, suggest
 from nobsp.cli import options
 from nobsp.cli.inputs import Loaded, Pictures, add_hint, find_pictures, load_model, write_csv
@@ -453,32 +454,17 @@ def _write_maps(
     options_of_map: MapOptions,
 ) -> dict[str, list[Any]]:
     """Lays every map over its image; returns what was predicted."""
-    from PIL import Image
-
-    from nobsp.vision.maps import OPACITY
-
     table: dict[str, list[Any]] = {}
-    names: list[str] = []
-    taken: Counter[str] = Counter()
-    for path in pictures.paths:  # one name per image, its folders written into it
-        stem = "-".join(path.relative_to(pictures.folder).with_suffix("").parts)
-        taken[stem] += 1
-        names.append(f"{stem}.png" if taken[stem] == 1 else f"{stem}-{taken[stem]}.png")
+    names = _file_names(pictures)
     for start, batch in zip(range(0, len(pictures), pictures.batch_size), pictures, strict=True):
         maps = _explain(explainer, batch, chosen, 1)
         here = slice(start, start + len(batch))
-        grey = _as_grey(pictures.shown(batch))
-        if options_of_map.thorough:
-            overlays = explainer.thorough(batch, maps.target).overlay(grey, opacity=OPACITY)
-        elif options_of_map.removal:
-            overlays = explainer.removal(batch, maps.target).overlay(grey, opacity=OPACITY)
-        else:
-            overlays = maps.overlay(grey, opacity=OPACITY)
+        overlays = _lay_over(
+            explainer, batch, _as_grey(pictures.shown(batch)), maps, options_of_map
+        )
         for name, overlay in zip(names[here], overlays, strict=True):
-            picture = Image.fromarray(np.rint(255 * overlay).astype(np.uint8))
-            factor = max(1, -(-160 // max(picture.size)))  # small images are enlarged to be seen
-            size = (picture.width * factor, picture.height * factor)
-            picture.resize(size, Image.Resampling.NEAREST).save(folder / name)
+            _save_picture(folder / name, overlay)
+
         every = np.arange(len(maps))
         target = maps.target
         columns = {
@@ -495,6 +481,40 @@ def _write_maps(
         for column, values in columns.items():
             table.setdefault(column, []).extend(values)
     return table
+
+
+def _file_names(pictures: Pictures) -> list[str]:
+    """One name per image, its folders written into it."""
+    names = []
+    taken: Counter[str] = Counter()
+    for path in pictures.paths:
+        stem = "-".join(path.relative_to(pictures.folder).with_suffix("").parts)
+        taken[stem] += 1
+        names.append(f"{stem}.png" if taken[stem] == 1 else f"{stem}-{taken[stem]}.png")
+    return names
+
+
+def _lay_over(
+    explainer: NObSPCam, batch: Tensor, grey: Tensor, maps: ActivationMaps, wanted: MapOptions
+) -> AnyArray:
+    """Maps of the kind that was asked for, over images without colours of their own."""
+    from nobsp.vision.maps import OPACITY
+
+    if wanted.thorough:
+        return explainer.thorough(batch, maps.target).overlay(grey, opacity=OPACITY)
+    if wanted.removal:
+        return explainer.removal(batch, maps.target).overlay(grey, opacity=OPACITY)
+    return maps.overlay(grey, opacity=OPACITY)
+
+
+def _save_picture(path: Path, overlay: AnyArray) -> None:
+    """Writes one picture; small ones are enlarged to be seen."""
+    from PIL import Image
+
+    picture = Image.fromarray(np.rint(255 * overlay).astype(np.uint8))
+    factor = max(1, -(-160 // max(picture.size)))
+    size = (picture.width * factor, picture.height * factor)
+    picture.resize(size, Image.Resampling.NEAREST).save(path)
 
 
 def _as_grey(images: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from nobsp.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from nobsp import NObSP
+    from nobsp import Functions, NObSP
     from nobsp.tabular import Explanation
 
 FILES = ("contributions.parquet", "curves.csv", "explainer.nobsp", "report.html")
@@ -186,7 +186,7 @@ def fit_explainer(
     **choices: Any,
 ) -> NObSP:
     """The calibrated explainer; errors of its health check go to stderr at once."""
-    from nobsp import NObSP
+    from nobsp import Functions, NObSP
     from nobsp.network.batches import batches_of
 
     columns = list(table.rows.columns)
@@ -416,26 +416,25 @@ def _summarise(
     from nobsp.tabular.health import outside_finding
 
     state = explainer.health()
-    functions = explainer.functions_
+    findings = [*state.findings, *explanation.findings]
+    outside_range = outside_finding(explanation.outside, explanation.feature_names)
+    if outside_range is not None:
+        findings.append(outside_range)
     numbers: dict[str, Any] = {
         "explained": state.explained,
         "inside": state.inside,
         "ridge": explainer.ridge_,
     }
-    findings = [*state.findings, *explanation.findings]
-    outside_range = outside_finding(explanation.outside, explanation.feature_names)
-    if outside_range is not None:
-        findings.append(outside_range)
     if any(finding.code == "clusters" for finding in findings):
         numbers["neighbourhoods"] = state.neighbourhoods
     if calibration is not data:
         numbers["explained_here"] = explanation.explained()
 
-    feature_names = functions.feature_names
-    totals = functions.importances["total"].sum(1).tolist()
-    by_importance = sorted(zip(feature_names, totals, strict=True), key=lambda pair: -pair[1])
-    outside = zip(feature_names, explanation.outside.sum(0).tolist(), strict=True)
     names = explainer.output_names_
+    shares = [
+        dict(zip(numbers, parts, strict=True))
+        for parts in zip(*map(known, numbers.values()), strict=True)
+    ]
     predicts = None
     if data.target is not None:
         predicts = score_predictions(
@@ -445,10 +444,6 @@ def _summarise(
             output_names=names,
             link=explainer.link_,
         )
-    shares = [
-        dict(zip(numbers, parts, strict=True))
-        for parts in zip(*map(known, numbers.values()), strict=True)
-    ]
     return {
         "outputs": [{"name": name, **share} for name, share in zip(names, shares, strict=True)],
         "held_out": state.held_out,
@@ -457,15 +452,30 @@ def _summarise(
         "features": list(explainer.functions_.feature_names),
         "interactions": [list(term) for term in explainer.terms_ if len(term) > 1],
         "predicts": predicts,
-        "strongest": [{"feature": name, "importance": size} for name, size in by_importance],
+        "strongest": _strongest(explainer.functions_),
         "not_used": list(data.not_used),
-        "outside": {
-            "rows": int(explanation.outside.any(1).sum()),
-            "features": {name: n_rows for name, n_rows in outside if n_rows},
-        },
+        "outside": _count_outside(explanation),
         "far": {"rows": int(explanation.far.sum())},
         "health": [asdict(finding) for finding in sort_findings(findings)],
         "files": output.paths(FILES),
+    }
+
+
+def _strongest(functions: Functions) -> list[dict[str, Any]]:
+    """Features by their total importance, the largest first."""
+    totals = functions.importances["total"].sum(1).tolist()
+    named = zip(functions.feature_names, totals, strict=True)
+    by_importance = sorted(named, key=lambda pair: -pair[1])
+    return [{"feature": name, "importance": size} for name, size in by_importance]
+
+
+def _count_outside(explanation: Explanation) -> dict[str, Any]:
+    """Rows outside the calibrated range, and how many of them by feature."""
+    counts = explanation.outside.sum(0).tolist()
+    by_feature = zip(explanation.feature_names, counts, strict=True)
+    return {
+        "rows": int(explanation.outside.any(1).sum()),
+        "features": {name: n_rows for name, n_rows in by_feature if n_rows},
     }
 
 

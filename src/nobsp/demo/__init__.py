@@ -21,8 +21,8 @@ from nobsp.network.guest import use_threads
 from nobsp.reporting import report
 from nobsp.reporting.build import fill_template
 from nobsp.reporting.pictures import image_url
-from nobsp.tabular import NObSP
-from nobsp.vision import NObSPCam
+from nobsp.tabular import Explanation, NObSP
+from nobsp.vision import ActivationMaps, NObSPCam
 
 __all__ = ["PAGES", "run"]
 
@@ -45,28 +45,13 @@ def run(
         say("3 of 3: handwritten digits")
         digits, examples, suspects = explain_digits(folder / PAGES[3], epochs=12)
 
-    recovered = functions["functions_r2"]
     largest = max(cells["strongest"].values())
-    # What plays no part is drawn to the scale of the others.
-    all_recovered = [curve for name in recovered for curve in curves[name][1:]]
-    drawn = []
-    for name, (grid, learned, true) in curves.items():
-        scale = [learned, true] if name in recovered else all_recovered
-        drawn.append(
-            {
-                "learned": draw_path(grid, learned, scale),
-                "true": draw_path(grid, true, scale),
-                "formula": FORMULAS[name],
-                "r2": recovered.get(name),
-            }
-        )
-
     index = fill_template(
         resources.files("nobsp.demo") / "index.html.j2",
         version=__version__,
         pages=PAGES,
         functions=functions,
-        curves=drawn,
+        curves=_draw_curves(curves, functions["functions_r2"]),
         cells=cells,
         bars=[
             {"name": name, "size": size, "share": size / largest}
@@ -81,6 +66,25 @@ def run(
     (folder / PAGES[0]).write_text(index, encoding="utf-8")
     numbers = {"known functions": functions, "breast cancer": cells, "digits": digits}
     return _describe(functions, cells, digits), numbers
+
+
+def _draw_curves(
+    curves: Mapping[str, tuple[Array, Array, Array]], recovered: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """Every function beside what was learned of it; what plays no part is drawn to the scale of the others."""
+    all_recovered = [curve for name in recovered for curve in curves[name][1:]]
+    drawn = []
+    for name, (grid, learned, true) in curves.items():
+        scale = [learned, true] if name in recovered else all_recovered
+        drawn.append(
+            {
+                "learned": draw_path(grid, learned, scale),
+                "true": draw_path(grid, true, scale),
+                "formula": FORMULAS[name],
+                "r2": recovered.get(name),
+            }
+        )
+    return drawn
 
 
 def _describe(
@@ -190,19 +194,24 @@ def explain_functions(
         truth=FUNCTIONS,
     )
 
+    numbers = _score_functions(explanation, true[TRAINING:], truth)
+    numbers["held_out_r2"] = float(explainer.explained_[0])
+    return numbers, _curves_beside_truth(explainer, fresh)
+
+
+def _score_functions(explanation: Explanation, true: Array, truth: Array) -> dict[str, Any]:
+    """How well the network and its functions give back what the data were made of."""
     outputs = explanation.predictions[:, 0]
     single = explanation.values[:, : len(FUNCTIONS), 0]
-    scores = function_reproduction(single, true[TRAINING:], outputs=outputs)
+    scores = function_reproduction(single, true, outputs=outputs)
     by_name = zip(FUNCTIONS, scores.r2, strict=True)
-    numbers = {
+    return {
         "network_r2": 1.0 - float(np.mean((outputs - truth) ** 2) / np.var(truth)),
         "functions_r2": {name: float(r2) for name, r2 in by_name if np.isfinite(r2)},
         "mean_r2": scores.mean_r2,
         "idle_share": scores.mean_null_attribution / float(outputs.std()),
-        "held_out_r2": float(explainer.explained_[0]),
         "fresh_r2": float(explanation.explained()[0]),
     }
-    return numbers, _curves_beside_truth(explainer, fresh)
 
 
 def _train_on_functions(x: Array, y: Array, *, epochs: int) -> nn.Sequential:
@@ -336,26 +345,39 @@ def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any
         gallery=x,
     )
 
-    centred = maps.logits[np.arange(len(maps)), maps.target] - maps.base_values[maps.target]
     numbers = {
         "accuracy": float(right.mean()),
         "fresh": len(fresh),
-        # The largest distance of map and residual from the class's centred logit.
-        "gap": float(np.abs(maps.account.mean((1, 2)) - centred).max()),
+        "gap": _largest_gap(maps),
         "planted": PLANTED,
         "suspected": len(suspected),
         "caught": len(caught),
     }
-
     pictures = np.repeat(fresh.numpy().transpose(0, 2, 3, 1), 3, axis=3)
-    overlays = maps.overlay(fresh, opacity=0.85)
-    surest = [max(rows, key=maps.confidence.__getitem__) for rows in of_digit if len(rows)]
-    examples = [(int(truth[row]), pictures[row], overlays[row]) for row in surest]
     suspects = [
         (int(planted.labels[row]), int(audited.suggested[row]), pictures[row])
         for row in caught[:12]
     ]
-    return numbers, examples, suspects
+    return numbers, _surest_examples(maps, fresh, pictures, of_digit), suspects
+
+
+def _largest_gap(maps: ActivationMaps) -> float:
+    """The largest distance of a map and its residual from the class's centred logit."""
+    centred = maps.logits[np.arange(len(maps)), maps.target] - maps.base_values[maps.target]
+    return float(np.abs(maps.account.mean((1, 2)) - centred).max())
+
+
+def _surest_examples(
+    maps: ActivationMaps, images: Tensor, pictures: Array, of_digit: Sequence[NDArray[np.intp]]
+) -> list[Any]:
+    """Of every digit the one that the network is surest of, with its picture and the map laid over it."""
+    overlays = maps.overlay(images, opacity=0.85)
+    examples = []
+    for digit, rows in enumerate(of_digit):
+        if len(rows):
+            surest = max(rows, key=maps.confidence.__getitem__)
+            examples.append((digit, pictures[surest], overlays[surest]))
+    return examples
 
 
 def _train_on_digits(x: Tensor, y: Tensor, *, epochs: int) -> nn.Sequential:

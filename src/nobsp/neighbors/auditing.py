@@ -388,15 +388,7 @@ def audit(
         >>> found.mislabels.nonzero()[0], found.suggested[7]
         (array([7]), np.int64(1))
     """
-    require_whole_number("k", k)
-    if budget is not None:
-        require_whole_number("budget", budget)
-    for name, share in (("precision", precision), ("outliers", outliers)):
-        require_number(name, share, least=0, most=1)
-    if not isinstance(index, ContributionIndex):
-        raise TypeError(
-            f"index must be a ContributionIndex(explainer).fit(X, labels), found {type(index).__name__}."
-        )
+    _require_arguments(index, k=k, budget=budget, precision=precision, outliers=outliers)
     fitted = index._fitted
     outcomes = fitted.outcomes
     if not fitted.labelled:
@@ -417,61 +409,102 @@ def audit(
         judged = confidence.judge_values(fitted, rows, codes, voters, leave)
     else:
         judged = confidence.judge_classes(fitted, rows, codes, voters, leave, reference.nearby)
-
-    by_evidence = by_evidence.nearest(k)
-    by_activations = by_activations.nearest(k)
-    row_of_line = np.arange(len(rows))
+    lines = _Lines(
+        row=np.arange(len(rows)),
+        by_evidence=by_evidence.nearest(k),
+        by_activations=by_activations.nearest(k),
+        typicality=typicality,
+    )
     if outcomes.several:
-        by_evidence = _class_by_class(by_evidence, judged)
-        by_activations = _class_by_class(by_activations, judged)
-        row_of_line = np.repeat(row_of_line, outcomes.count)
-        typicality = typicality[row_of_line]
+        lines = lines.class_by_class(judged, n_classes=outcomes.count)
 
     signals = judged.signals
     if signals:
         # Four and no more: where errors are few, further ones (purities, margins, distances to centroids) do harm.
-        signals = signals | {"mean distance by evidence": by_evidence.distances.mean(1)}
+        signals = signals | {"mean distance by evidence": lines.by_evidence.distances.mean(1)}
     fitted_joint = confidence.joint_confidence(signals, judged.agreed, judged.right, joint)
     # Rows unlike those of the database are trusted less, and soon not at all.
     trust = trust_values if outcomes.classes is None else trust_classes
-    chance = trust(fitted_joint.chance, typicality, len(reference))
+    chance = trust(fitted_joint.chance, lines.typicality, len(reference))
 
-    boundary = np.zeros(len(row_of_line), dtype=bool)
+    boundary = np.zeros(len(lines.row), dtype=bool)
     scores = {"joint": chance}
     if outcomes.classes is not None:
-        purity = by_activations.purity
-        boundary = (purity >= BOUNDARY[0]) & (purity <= BOUNDARY[1])
-        scores = {
-            "confidence": judged.confidence,
-            "purity by evidence": by_evidence.purity,
-            "purity by activations": purity,
-            "joint": chance,
-        }
+        boundary = lines.are_at_boundary()
+        scores = lines.scores(judged) | scores
     mislabels = _suspects(judged, budget, precision)
 
     result = Audit(
-        rows=row_of_line,
+        rows=lines.row,
         predicted=judged.predicted,
         labels=judged.labels,
         confidence=judged.confidence,
         joint=chance,
         joint_kind=fitted_joint.kind,
-        typicality=typicality,
+        typicality=lines.typicality,
         errors=chance < 0.5,
         boundary=boundary,
-        outliers=typicality < outliers,
+        outliers=lines.typicality < outliers,
         mislabels=mislabels,
         label_score=judged.label_score,
         suggested=judged.suggested,
         signals=signals,
         joint_model=fitted_joint.model,
         auroc=_tell_errors(scores, judged.right, mislabels),
-        by_contributions=by_evidence,
-        by_activations=by_activations,
+        by_contributions=lines.by_evidence,
+        by_activations=lines.by_activations,
         outputs=judged.outputs,
         expected_error=judged.expected_error,
     )
     return replace(result, reasons=give_reasons(result))
+
+
+def _require_arguments(
+    index: object, *, k: int, budget: int | None, precision: float, outliers: float
+) -> None:
+    """Raises where an argument cannot be meant."""
+    require_whole_number("k", k)
+    if budget is not None:
+        require_whole_number("budget", budget)
+    for name, share in (("precision", precision), ("outliers", outliers)):
+        require_number(name, share, least=0, most=1)
+    if not isinstance(index, ContributionIndex):
+        raise TypeError(
+            f"index must be a ContributionIndex(explainer).fit(X, labels), found {type(index).__name__}."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Lines:
+    """What an audit judges, a line per row, or per row and class where there may be several."""
+
+    row: NDArray[np.intp]  # which row each line is about
+    by_evidence: Neighbors
+    by_activations: Neighbors
+    typicality: Array
+
+    def class_by_class(self, judged: confidence.Judgement, *, n_classes: int) -> _Lines:
+        """A line for every class of each row."""
+        row = np.repeat(self.row, n_classes)
+        return _Lines(
+            row=row,
+            by_evidence=_class_by_class(self.by_evidence, judged),
+            by_activations=_class_by_class(self.by_activations, judged),
+            typicality=self.typicality[row],
+        )
+
+    def are_at_boundary(self) -> Flags:
+        """Whose neighbours by activations are of several classes."""
+        purity = self.by_activations.purity
+        return np.asarray((purity >= BOUNDARY[0]) & (purity <= BOUNDARY[1]))
+
+    def scores(self, judged: confidence.Judgement) -> dict[str, Array]:
+        """What may tell right predictions from wrong ones, each by itself."""
+        return {
+            "confidence": judged.confidence,
+            "purity by evidence": self.by_evidence.purity,
+            "purity by activations": self.by_activations.purity,
+        }
 
 
 @dataclass(frozen=True, eq=False)

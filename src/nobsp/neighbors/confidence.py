@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from nobsp._typing import AnyArray, ModelLike
 from nobsp.arguments import require_parts
 from nobsp.neighbors.crossfit import Heads, fit_heads
 from nobsp.neighbors.doubt import doubt_labels, doubt_values
-from nobsp.neighbors.evidence import Rows
+from nobsp.neighbors.evidence import Outcomes, Rows
 from nobsp.neighbors.search import Fitted
 from nobsp.neighbors.tuning import TUNING
 from nobsp.neighbors.typicality import reference_positions
@@ -123,25 +123,12 @@ def judge_classes(
         )
     opinions = _join_opinions(parts)
 
-    if outcomes.several:
-        predicted: AnyArray = (logits > 0).flatten().numpy()
-        suggested: AnyArray = (opinions.evidence.argmax(1) > 0).numpy()
-        outputs = np.tile(np.asarray(outcomes.classes), len(rows))
-    else:
-        predicted = outcomes.decode(rows.predicted)
-        suggested = outcomes.decode(opinions.evidence.argmax(1))
-        outputs = None
-    label_array = None
-    label_score = None
-    right = None
-    if labels is not None:
-        label_array = labels.flatten().numpy() > 0 if outcomes.several else outcomes.decode(labels)
-        label_score = (1 - _doubt(opinions, labels)).numpy()
-        right = np.asarray(predicted == label_array)
-
-    return Judgement(
-        predicted=predicted,
-        suggested=suggested,
+    suggested = opinions.evidence.argmax(1)
+    judged = Judgement(
+        predicted=(
+            (logits > 0).flatten().numpy() if outcomes.several else outcomes.decode(rows.predicted)
+        ),
+        suggested=(suggested > 0).numpy() if outcomes.several else outcomes.decode(suggested),
         confidence=log_chances.amax(-1).exp().flatten().numpy(),
         agreed=opinions.agreed.sigmoid().numpy(),
         signals={
@@ -149,10 +136,21 @@ def judge_classes(
             "logarithm of the vote": opinions.vote.numpy(),
             "log-odds of confidence and vote": opinions.agreed.numpy(),
         },
+        outputs=np.tile(np.asarray(outcomes.classes), len(rows)) if outcomes.several else None,
+    )
+    return judged if labels is None else _judge_labels(judged, opinions, outcomes, labels)
+
+
+def _judge_labels(
+    judged: Judgement, opinions: _Opinions, outcomes: Outcomes, labels: Tensor
+) -> Judgement:
+    """The same with what is thought of the labels."""
+    label_array = labels.flatten().numpy() > 0 if outcomes.several else outcomes.decode(labels)
+    return replace(
+        judged,
         labels=label_array,
-        label_score=label_score,
-        right=right,
-        outputs=outputs,
+        label_score=(1 - _doubt(opinions, labels)).numpy(),
+        right=np.asarray(judged.predicted == label_array),
     )
 
 
@@ -271,6 +269,58 @@ def judge_values(
     from scipy.stats import laplace
 
     heads = fitted.cached("heads", lambda: fit_heads(fitted))
+    expectation = _expect_values(fitted, heads, rows, voters, leave)
+    expected = expectation.values
+    mean_residual = expectation.spread / np.log(2)
+
+    predicted = rows.response.numpy().copy()
+    away = np.abs(predicted - expected)
+    tolerance = 2 * fitted.cached("usual error", lambda: _usual_error(fitted, heads))
+    below = laplace.cdf(tolerance - away, scale=mean_residual)
+    agreed = below - laplace.cdf(-tolerance - away, scale=mean_residual)
+    judged = Judgement(
+        predicted=predicted,
+        suggested=expected,
+        confidence=np.full(len(rows), np.nan),
+        agreed=agreed,
+        signals={},
+        expected_error=away + mean_residual * np.exp(-away / mean_residual),
+    )
+    if labels is None:
+        return judged
+
+    label_array = labels.numpy().copy()
+    return replace(
+        judged,
+        labels=label_array,
+        label_score=1 - expectation.doubt(label_array),
+        right=np.abs(predicted - label_array) <= tolerance,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Expectation:
+    """The values that neighbours make most probable for some rows."""
+
+    values: Array
+    spread: Array  # of the neighbours' own values about what is expected of them
+    deviations: Array  # each neighbour's, (rows, neighbours)
+    neighbour_labels: Array  # of all neighbours, each once
+
+    def doubt(self, labels: Array) -> Array:
+        """Probability that each label is wrong."""
+        usual_sizes = np.abs(labels - self.values)[:, None]
+        usual_labels = labels
+        if len(labels) < TUNING.fewest_values:  # too few to tell what is usual: neighbours do
+            usual_sizes = self.deviations
+            usual_labels = self.neighbour_labels
+        return doubt_values(labels - self.values, self.spread, labels, usual_sizes, usual_labels)
+
+
+def _expect_values(
+    fitted: Fitted, heads: Heads | None, rows: Rows, voters: Positions, leave: Tensor | None
+) -> _Expectation:
+    """What heads say, corrected by what they miss among the neighbours."""
     distinct, columns = torch.unique(torch.from_numpy(voters), return_inverse=True)
     neighbours = fitted.backend.take(distinct)
     missed = neighbours.truth[columns].numpy()
@@ -281,42 +331,14 @@ def judge_values(
         expected = heads.outputs(rows, leave)[:, 0].numpy()
 
     shift = np.median(missed, axis=1)
-    expected = expected + shift
     deviations = np.abs(missed - shift[:, None])
     spread = np.median(deviations, axis=1)
     spread = np.maximum(spread, 1e-3 * np.median(spread) + TUNING.tiny)
-    mean_residual = spread / np.log(2)
-
-    predicted = rows.response.numpy().copy()
-    away = np.abs(predicted - expected)
-    tolerance = 2 * fitted.cached("usual error", lambda: _usual_error(fitted, heads))
-    below = laplace.cdf(tolerance - away, scale=mean_residual)
-    agreed = below - laplace.cdf(-tolerance - away, scale=mean_residual)
-
-    label_array = None
-    label_score = None
-    right = None
-    if labels is not None:
-        label_array = labels.numpy().copy()
-        usual_sizes = np.abs(label_array - expected)[:, None]
-        usual_labels = label_array
-        if len(label_array) < TUNING.fewest_values:  # too few to tell what is usual: neighbours do
-            usual_sizes = deviations
-            usual_labels = neighbours.truth.numpy()
-        wrong = doubt_values(label_array - expected, spread, label_array, usual_sizes, usual_labels)
-        label_score = 1 - wrong
-        right = np.abs(predicted - label_array) <= tolerance
-
-    return Judgement(
-        predicted=predicted,
-        suggested=expected,
-        confidence=np.full(len(rows), np.nan),
-        agreed=agreed,
-        signals={},
-        labels=label_array,
-        label_score=label_score,
-        right=right,
-        expected_error=away + mean_residual * np.exp(-away / mean_residual),
+    return _Expectation(
+        values=expected + shift,
+        spread=spread,
+        deviations=deviations,
+        neighbour_labels=neighbours.truth.numpy(),
     )
 
 

@@ -20,7 +20,7 @@ from nobsp.neighbors.curvature import (
     measure_curvature,
 )
 from nobsp.neighbors.evidence import Outcomes, Rows
-from nobsp.neighbors.result import RankedRows, keep_extremes
+from nobsp.neighbors.result import Extremes, RankedRows
 from nobsp.neighbors.retraining import retrain_without
 from nobsp.neighbors.search import Fitted, pieces
 
@@ -83,18 +83,19 @@ def leave_out(
     gradient = gradient_left(problem, curvature)
     _require_trained(gradient, at_most=MOST_GRADIENT_LEFT)
 
-    is_halved = outcomes.classes is not None and outcomes.outputs == 1
-    sign = torch.where(codes > 0, 0.5, -0.5) if is_halved else torch.ones(len(codes))
-    column = torch.zeros_like(codes) if is_halved else codes
+    # Of a model with one logit for two classes, each has half of it.
+    sign = torch.ones(len(codes))
+    column = codes
+    if outcomes.classes is not None and outcomes.outputs == 1:
+        sign = torch.where(codes > 0, 0.5, -0.5)
+        column = torch.zeros_like(codes)
     residuals = curvature.left_out_residuals()
     retrained = retrain_without(problem, curvature, residuals)
     constant = torch.ones(len(queries), 1, dtype=torch.float64)
     design = torch.cat([queries.activations.to(torch.float64), constant], dim=1)
 
     n_rows, n_outputs = residuals.shape
-    values_parts = []
-    indices_parts = []
-    size_parts = []
+    extremes = Extremes(k)
     for piece in pieces(len(queries), n_rows * n_outputs, numbers=_MOST_NUMBERS):
         directions = curvature.directions(design[piece], column[piece])
         moved = torch.einsum("qcj,nj,nc->qn", directions, problem.design, residuals)
@@ -102,19 +103,15 @@ def leave_out(
             changes = torch.einsum("qj,rjc->qrc", design[piece], retrained.changes)
             chosen = column[piece, None, None].expand(-1, len(retrained.rows), 1)
             moved[:, retrained.rows] = changes.gather(2, chosen)[:, :, 0]
-        values = moved * sign[piece, None]
-        size_parts.append(values.abs().sum(1))
-        extremes, columns = keep_extremes(values, k)
-        values_parts.append(extremes)
-        indices_parts.append(columns)
+        extremes.add(moved * sign[piece, None])
 
-    indices = torch.cat(indices_parts).numpy()
+    indices = extremes.indices
     logits = (design @ problem.weights).gather(1, column[:, None])[:, 0] * sign
     return Influence(
         indices=indices,
-        values=torch.cat(values_parts).numpy(),
+        values=extremes.values.numpy(),
         labels=labels_at(outcomes, rows, indices, codes),
-        size=torch.cat(size_parts).numpy(),
+        size=extremes.sizes,
         logits=logits.numpy(),
         target=name_targets(outcomes, codes, logits),
         loss=problem.loss,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nobsp.neighbors.evidence import Outcomes, Rows
 from nobsp.neighbors.influence import labelled_rows, labels_at, name_targets, target_codes
-from nobsp.neighbors.result import RankedRows, keep_extremes
+from nobsp.neighbors.result import Extremes, RankedRows
 from nobsp.neighbors.search import Fitted, pieces
 
 Array = NDArray[np.float64]
@@ -88,29 +88,24 @@ def share_out(fitted: Fitted, queries: Rows, target: Any, k: int | None) -> Repr
     base = (weight @ mean + bias)[codes]
     logits = base + (centred_queries * weight[codes]).sum(1)
 
-    values_parts = []
-    indices_parts = []
-    added_parts = []
-    size_parts = []
+    extremes = Extremes(k)
+    sums = []
     for piece in pieces(len(queries), len(rows), numbers=_MOST_NUMBERS):
         products = centred_queries[piece] @ centred_rows.T
-        values = products * coefficients.values[:, codes[piece]].T
-        added_parts.append(values.sum(1))
-        size_parts.append(values.abs().sum(1))
-        extremes, columns = keep_extremes(values, k)
-        values_parts.append(extremes)
-        indices_parts.append(columns)
+        shares = products * coefficients.values[:, codes[piece]].T
+        sums.append(shares.sum(1))
+        extremes.add(shares)
 
-    values = torch.cat(values_parts)
-    indices = torch.cat(indices_parts).numpy()
-    added = torch.cat(added_parts)
+    values = extremes.values
+    indices = extremes.indices
+    added = torch.cat(sums)
     is_whole = values.shape[1] == len(rows)
     others = torch.zeros(len(queries)) if is_whole else added - values.sum(1)
     return RepresenterShares(
         indices=indices,
         values=values.numpy(),
         labels=labels_at(outcomes, rows, indices, codes),
-        size=torch.cat(size_parts).numpy(),
+        size=extremes.sizes,
         logits=logits.numpy(),
         target=name_targets(outcomes, codes, logits),
         others=others.numpy(),

@@ -279,3 +279,35 @@ def keep_extremes(values: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
     ordered, columns = values.sort(dim=1, descending=True, stable=True)
     ends = [*range(min(k, count)), *range(max(k, count - k), count)]
     return ordered[:, ends], columns[:, ends]
+
+
+class Extremes:
+    """The largest and smallest values of queries that are worked out some at a time."""
+
+    def __init__(self, k: int | None) -> None:
+        self._k = k  # how many of either end; all of them when None
+        self._values: list[Tensor] = []
+        self._columns: list[Tensor] = []
+        self._sizes: list[Tensor] = []
+
+    def add(self, values: Tensor) -> None:
+        """Adds the values of some queries, (queries, rows)."""
+        extremes, columns = keep_extremes(values, self._k)
+        self._values.append(extremes)
+        self._columns.append(columns)
+        self._sizes.append(values.abs().sum(1))
+
+    @property
+    def values(self) -> Tensor:
+        """Those that stay."""
+        return torch.cat(self._values)
+
+    @property
+    def indices(self) -> NDArray[np.int64]:
+        """The rows that they belong to."""
+        return torch.cat(self._columns).numpy()
+
+    @property
+    def sizes(self) -> NDArray[np.float64]:
+        """Per query the sum of all values' sizes."""
+        return torch.cat(self._sizes).numpy()

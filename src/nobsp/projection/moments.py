@@ -275,10 +275,7 @@ def _add_in_turn(sets: Sequence[Moments], parts: Mapping[str, Tensor]) -> None:
     """Adds a chunk of rows; `Moments.update` has the same steps for one set, and their reasons."""
     n_rows = _row_count(parts)
     sets = sets[:n_rows]
-    counts = torch.tensor(
-        [len(range(position, n_rows, len(sets))) for position in range(len(sets))]
-    )
-    counts = counts.to(torch.float64)[:, None]
+    counts = _rows_of_each(n_rows, len(sets))
 
     columns = sets[0]._columns
     for position, moments in enumerate(sets):
@@ -288,22 +285,8 @@ def _add_in_turn(sets: Sequence[Moments], parts: Mapping[str, Tensor]) -> None:
     origins = torch.stack([moments._origin for moments in sets])
     offsets = torch.stack([moments._offset for moments in sets])
 
-    pivots = origins + offsets
-    chunk = _shifted_by_set(parts, columns, pivots)
-    n_whole = n_rows // len(sets)
-    moved = pivots + chunk[:, :n_whole].mean(1)
-    chunk -= (moved - pivots)[:, None]
-    pivots = moved
-    # Sets with a row less than others have none in the last line: about its pivot it is zero.
-    n_longer = n_rows % len(sets)
-    if n_longer:
-        chunk[n_longer:, n_whole] = 0.0
-
-    products = torch.zeros(len(sets), chunk.shape[2], chunk.shape[2], dtype=torch.float64)
-    for start in range(0, chunk.shape[2], _PANEL):
-        stop = start + _PANEL
-        panel = chunk[:, :, start:stop]
-        products[:, start:stop, start:].baddbmm_(panel.transpose(1, 2), chunk[:, :, start:])
+    chunk, pivots = _about_their_means(parts, columns, origins + offsets)
+    products = _products_by_set(chunk)
 
     weights = torch.tensor([[moments.weight] for moments in sets], dtype=torch.float64)
     joined = weights + counts
@@ -321,6 +304,41 @@ def _add_in_turn(sets: Sequence[Moments], parts: Mapping[str, Tensor]) -> None:
         moments._offset.copy_(offsets[position])
         moments.weight = float(joined[position])
         moments.rows += int(counts[position])
+
+
+def _rows_of_each(n_rows: int, n_sets: int) -> Tensor:
+    """How many rows each set gets when they are dealt in turn, (sets, 1)."""
+    whole, longer = divmod(n_rows, n_sets)
+    counts = torch.full((n_sets, 1), whole, dtype=torch.float64)
+    counts[:longer] += 1
+    return counts
+
+
+def _about_their_means(
+    parts: Mapping[str, Tensor], columns: Mapping[str, slice], pivots: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rows dealt to sets in turn, less the mean of each set's whole lines, and these means.
+
+    Sets with a row less than others have none in the last line: about its pivot it is zero.
+    """
+    n_whole, n_longer = divmod(_row_count(parts), len(pivots))
+    chunk = _shifted_by_set(parts, columns, pivots)
+    means = pivots + chunk[:, :n_whole].mean(1)
+    chunk -= (means - pivots)[:, None]
+    if n_longer:
+        chunk[n_longer:, n_whole] = 0.0
+    return chunk, means
+
+
+def _products_by_set(chunk: Tensor) -> Tensor:
+    """The upper part of each set's products, panel by panel, (sets, columns, columns)."""
+    n_sets, _, n_columns = chunk.shape
+    products = torch.zeros(n_sets, n_columns, n_columns, dtype=torch.float64)
+    for start in range(0, n_columns, _PANEL):
+        stop = start + _PANEL
+        panel = chunk[:, :, start:stop]
+        products[:, start:stop, start:].baddbmm_(panel.transpose(1, 2), chunk[:, :, start:])
+    return products
 
 
 def _row(parts: Mapping[str, Tensor], columns: Mapping[str, slice], position: int) -> Tensor:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -129,33 +130,19 @@ def report(
         "pictures": None,
         "audit": None,
     }
+    shared = _Shared(
+        labels=labels,
+        class_names=class_names,
+        names=names,
+        explainer=explainer,
+        influence=influence,
+    )
     if kind == "table":
-        from nobsp.reporting.tables import table_data
-
-        data["table"] = table_data(
-            subject,
-            hits=hits,
-            truth=truth,
-            labels=labels,
-            class_names=class_names,
-            names=names,
-            explainer=explainer,
-            influence=influence,
-        )
-    elif kind in ("images", "neighbours"):
-        from nobsp.reporting.pictures import pictures_data
-
-        data["pictures"] = pictures_data(
-            subject if kind == "images" else None,
-            hits=hits if kind == "images" else subject,
-            images=images,
-            gallery=gallery,
-            labels=labels,
-            class_names=class_names,
-            names=names,
-            explainer=explainer,
-            influence=influence,
-        )
+        data["table"] = _table_section(subject, shared, hits=hits, truth=truth)
+    elif kind == "images":
+        data["pictures"] = _pictures_section(subject, hits, shared, images=images, gallery=gallery)
+    elif kind == "neighbours":
+        data["pictures"] = _pictures_section(None, subject, shared, images=images, gallery=gallery)
 
     section = data["table"] or data["pictures"] or {}
     audited = subject if kind == "audit" else audit
@@ -164,6 +151,58 @@ def report(
         data["audit"] = audit_for_page(audited, rows=rows, names=names, classes=classes)
     data["title"] = title or _usual_title(kind, count(rows, section.get("noun", "row")))
     return _write(render(data), target)
+
+
+@dataclass(frozen=True, eq=False)
+class _Shared:
+    """What tables and pictures are shown with alike."""
+
+    labels: ArrayLike
+    class_names: Sequence[str] | None
+    names: tuple[str, ...] | None
+    explainer: Any
+    influence: Any
+
+
+def _table_section(
+    explanation: Any,
+    shared: _Shared,
+    *,
+    hits: Any,
+    truth: Mapping[str, Callable[[Any], Any]] | None,
+) -> Any:
+    """What a page tells of rows of a table."""
+    from nobsp.reporting.tables import table_data
+
+    return table_data(
+        explanation,
+        hits=hits,
+        truth=truth,
+        labels=shared.labels,
+        class_names=shared.class_names,
+        names=shared.names,
+        explainer=shared.explainer,
+        influence=shared.influence,
+    )
+
+
+def _pictures_section(
+    maps: Any, hits: Any, shared: _Shared, *, images: ImagesLike, gallery: ImagesLike
+) -> Any:
+    """What a page tells of images, or of the neighbours of rows that may be images."""
+    from nobsp.reporting.pictures import pictures_data
+
+    return pictures_data(
+        maps,
+        hits=hits,
+        images=images,
+        gallery=gallery,
+        labels=shared.labels,
+        class_names=shared.class_names,
+        names=shared.names,
+        explainer=shared.explainer,
+        influence=shared.influence,
+    )
 
 
 def _names_of_rows(names: Sequence[str] | None, rows: int) -> tuple[str, ...] | None:

@@ -350,7 +350,24 @@ def pictures_of(
     listed = pictures_in(images, argument)
     if listed is not None:
         images = read_pictures(listed, argument, channels=3)
-    array = numbers_of(images, name=argument, dtype=None)
+    array = _channels_last(numbers_of(images, name=argument, dtype=None), count, argument)
+    scaled = array.astype(np.float64) / (255.0 if array.dtype.kind in "iu" else 1.0)
+    if mean is not None or std is not None:
+        scaled = _undo_normalisation(
+            scaled, mean=0.0 if mean is None else mean, std=1.0 if std is None else std
+        )
+
+    # What goes beyond what can be shown is stretched, image by image.
+    low = scaled.min((1, 2, 3), keepdims=True)
+    high = scaled.max((1, 2, 3), keepdims=True)
+    outside = (low < 0) | (high > 1)
+    stretched = (scaled - low) / np.where(high > low, high - low, 1.0)
+    result: Array = np.broadcast_to(np.where(outside, stretched, scaled), (*array.shape[:3], 3))
+    return result
+
+
+def _channels_last(array: AnyArray, count: int, argument: str) -> AnyArray:
+    """So many images as (n, height, width, channels), or an error where they are none."""
     _require_finite(array, argument)
     if count == 1 and array.ndim == 3:
         array = array[None]
@@ -363,25 +380,21 @@ def pictures_of(
         array = np.moveaxis(array, 1, 3)
     if array.shape[3] not in (1, 3):
         raise ValueError(f"{argument} has {array.shape[3]} channels; expected one or three.")
+    return array
 
-    scaled = array.astype(np.float64) / (255.0 if array.dtype.kind in "iu" else 1.0)
-    if mean is not None or std is not None:
-        undone = {"mean": 0.0 if mean is None else mean, "std": 1.0 if std is None else std}
-        shift, factor = (numbers_of(undone[name], name=name).ravel() for name in ("mean", "std"))
-        for name, values in zip(undone, (shift, factor), strict=True):
-            _require_finite(values, name)
-            if len(values) not in (1, array.shape[3]):
-                raise ValueError(
-                    f"{name} has {len(values)} values, but the images have {array.shape[3]} channels."
-                )
-        scaled = np.clip(scaled * factor + shift, 0.0, 1.0)
 
-    low = scaled.min((1, 2, 3), keepdims=True)
-    high = scaled.max((1, 2, 3), keepdims=True)
-    outside = (low < 0) | (high > 1)
-    stretched = (scaled - low) / np.where(high > low, high - low, 1.0)
-    result: Array = np.broadcast_to(np.where(outside, stretched, scaled), (*array.shape[:3], 3))
-    return result
+def _undo_normalisation(scaled: Array, *, mean: ArrayLike, std: ArrayLike) -> Array:
+    """Images before they were normalised, held between 0 and 1."""
+    n_channels = scaled.shape[3]
+    shift = numbers_of(mean, name="mean").ravel()
+    factor = numbers_of(std, name="std").ravel()
+    for name, values in (("mean", shift), ("std", factor)):
+        _require_finite(values, name)
+        if len(values) not in (1, n_channels):
+            raise ValueError(
+                f"{name} has {len(values)} values, but the images have {n_channels} channels."
+            )
+    return np.clip(scaled * factor + shift, 0.0, 1.0)
 
 
 def _require_finite(values: AnyArray, argument: str) -> None:
