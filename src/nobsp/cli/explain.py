@@ -186,7 +186,7 @@ def fit_explainer(
     **choices: Any,
 ) -> NObSP:
     """The calibrated explainer; errors of its health check go to stderr at once."""
-    from nobsp import Functions, NObSP
+    from nobsp import NObSP
     from nobsp.network.batches import batches_of
 
     columns = list(table.rows.columns)

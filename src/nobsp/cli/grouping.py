@@ -40,19 +40,13 @@ def read_grouping(
     features: dict[str, Sequence[str]] = {}
     row_columns: list[str] = []
     for word in words or ():
-        is_column = word in columns
-        is_file = Path(word).is_file()
-        if is_column and ("=" in word or is_file):
-            other = "a feature of several columns" if "=" in word else "a file"
-            raise UsageError(
-                f"--groups {word}: this is a column of {table} and could also be {other}; rename one of them."
-            )
-        if is_column:
+        if word in columns:
+            _require_one_meaning(word, table)
             row_columns.append(word)
         elif "=" in word:
             name, _, members = word.partition("=")
             features[name] = [column for column in members.split(",") if column]
-        elif is_file or _looks_like_a_path(word):
+        elif Path(word).is_file() or _looks_like_a_path(word):
             features.update(_read_file(Path(word)))
         elif not is_calibrated_on:
             row_columns.append(word)
@@ -69,6 +63,19 @@ def read_grouping(
     if "" in features or not all(features.values()):
         raise UsageError(f"--groups: {_FORMS}")
     return Grouping(features, row_columns[0] if row_columns else None)
+
+
+def _require_one_meaning(column: str, table: Path) -> None:
+    """An error where the name of a column could also be something else."""
+    other = None
+    if "=" in column:
+        other = "a feature of several columns"
+    elif Path(column).is_file():
+        other = "a file"
+    if other is not None:
+        raise UsageError(
+            f"--groups {column}: this is a column of {table} and could also be {other}; rename one of them."
+        )
 
 
 def group_columns(

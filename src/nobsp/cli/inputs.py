@@ -20,7 +20,7 @@ import numpy as np
 
 from nobsp._typing import ModelLike
 from nobsp.arguments import count, suggest
-from nobsp.cli.grouping import read_grouping
+from nobsp.cli.grouping import Grouping, read_grouping
 from nobsp.cli.options import (
     ImageOptions,
     ModelOptions,
@@ -331,10 +331,7 @@ def read_table(
     target = options.target if need_target or options.target in there else None
     grouping = read_grouping(options.groups, there, table=path, is_calibrated_on=is_calibrated_on)
     named = split_names(options.features, there)
-    if named is not None and options.target in named:
-        raise UsageError(f"--features has {options.target!r}, which is the --target.")
-    if grouping.rows is not None and grouping.rows == options.target:
-        raise UsageError(f"--groups is {options.target!r}, which is the --target.")
+    _require_target_apart(options.target, named, grouping)
 
     # A column that says which rows belong together is given to a model only where it asks for it.
     apart = (options.target, grouping.rows)
@@ -356,6 +353,16 @@ def read_table(
         features=grouping.features,
         groups=frame[grouping.rows] if grouping.rows in there else None,
     )
+
+
+def _require_target_apart(
+    target: str | None, named: Sequence[str] | None, grouping: Grouping
+) -> None:
+    """An error where the column of --target is asked for as something else too."""
+    if named is not None and target in named:
+        raise UsageError(f"--features has {target!r}, which is the --target.")
+    if grouping.rows is not None and grouping.rows == target:
+        raise UsageError(f"--groups is {target!r}, which is the --target.")
 
 
 def _require_columns(

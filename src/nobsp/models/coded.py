@@ -65,33 +65,28 @@ class Coded:
         cls, X: TableLike, *, missing: bool, text: bool = True, shares_unseen: bool = False
     ) -> Coded | None:
         """What a table needs; None where it is a matrix of finite numbers already."""
-        try:
-            frame = nw.from_native(X, eager_only=True, pass_through=True)
-        except nw.exceptions.DuplicateError:
-            return None  # whatever reads the table next says so
-        is_frame = isinstance(frame, nw.DataFrame)
-        is_matrix = isinstance(X, np.ndarray) and X.ndim == 2
-        if not is_frame and not is_matrix:
+        table = _Table.of(X)
+        if table is None:
             return None
-
         levels: dict[int, list[Any]] = {}
         kinds: dict[int, str] = {}
         absent: list[int] = []
-        for k in range(frame.shape[1]):
-            column = frame[:, k] if is_frame else X[:, k]
-            names = _names_in(column)
-            if names is not None and names.kind != "category" and not text:
+        for k, column in enumerate(table.columns):
+            named = _names_in(column)
+            if named is None:
+                if missing and _has_gaps(_as_array(column)):
+                    absent.append(k)
+                continue
+            if named.kind != "category" and not text:
                 return None  # whatever reads the table next says which column is not numbers
-            if names is not None:
-                levels[k] = names.levels
-                kinds[k] = names.kind
-            elif missing and _has_gaps(column.to_numpy() if is_frame else column):
-                absent.append(k)
+            levels[k] = named.levels
+            kinds[k] = named.kind
 
         if not levels and not absent:
             return None
-        column_names = [str(name) for name in frame.columns] if is_frame else None
-        return cls(frame.shape[1], column_names, levels, kinds, absent, shares_unseen=shares_unseen)
+        return cls(
+            len(table.columns), table.names, levels, kinds, absent, shares_unseen=shares_unseen
+        )
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -194,6 +189,32 @@ class _Names(NamedTuple):
 
     levels: list[Any]
     kind: str
+
+
+class _Table(NamedTuple):
+    """Columns of a frame or a matrix."""
+
+    columns: list[Any]  # series of narwhals, or arrays
+    names: list[str] | None
+
+    @classmethod
+    def of(cls, X: TableLike) -> _Table | None:
+        """The columns; None where it is neither, or names stand twice, which whatever reads it next says."""
+        try:
+            frame = nw.from_native(X, eager_only=True, pass_through=True)
+        except nw.exceptions.DuplicateError:
+            return None
+        if isinstance(frame, nw.DataFrame):
+            columns = [frame[:, k] for k in range(frame.shape[1])]
+            return cls(columns, [str(name) for name in frame.columns])
+        if isinstance(X, np.ndarray) and X.ndim == 2:
+            return cls(list(X.T), None)
+        return None
+
+
+def _as_array(column: Any) -> AnyArray:
+    """A column as an array."""
+    return np.asarray(column.to_numpy() if isinstance(column, nw.Series) else column)
 
 
 def _names_in(column: Any) -> _Names | None:

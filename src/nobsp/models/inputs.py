@@ -169,11 +169,8 @@ def _refusal(model: ModelLike) -> str:
 def _adapt_module(model: nn.Module, X: TableLike, layout: Mapping[str, Any] | None) -> Adapted:
     """A torch module, with its inputs side by side in one matrix where there are several."""
     module = Members(model) if type(unwrap(model)).__module__.partition(".")[0] == "tabm" else model
-    if layout is not None and "inputs" in layout:
-        return _packed(module, Packing.from_layout(layout))
     if layout is not None:
-        stored = Coded.from_layout(layout, shares_unseen=True)
-        return Adapted(module, encode=stored, layout=dict(layout))
+        return _adapt_as_before(module, layout)
 
     batch = None if X is None else _first_batch(unwrap(model), X)
     parts = _parts(unwrap(model), batch)
@@ -191,12 +188,26 @@ def _adapt_module(model: nn.Module, X: TableLike, layout: Mapping[str, Any] | No
         return Adapted(module, encode=coded, layout=coded.layout)
 
     rows = batch[0] if isinstance(batch, tuple | list) and len(batch) == 1 else batch
-    if isinstance(rows, Tensor | np.ndarray) and rows.ndim == 2 and rows.dtype in _WHOLE:
+    if _are_whole_numbers(rows):
         first_rows = torch.from_numpy(as_numpy(rows[:_PROBED]).copy())
         tokens = _find_tokens(module, first_rows, {"X": np.arange(rows.shape[1])})
         return Adapted(module, resolve=_Refusal(tokens))
 
     return Adapted(module)
+
+
+def _are_whole_numbers(rows: Any) -> bool:
+    """Whether rows are a matrix of whole numbers, which may be ids of tokens."""
+    is_array = isinstance(rows, Tensor | np.ndarray)
+    return is_array and rows.ndim == 2 and rows.dtype in _WHOLE
+
+
+def _adapt_as_before(module: nn.Module, layout: Mapping[str, Any]) -> Adapted:
+    """A torch module whose rows become a matrix as they did when it was calibrated."""
+    if "inputs" in layout:
+        return _packed(module, Packing.from_layout(layout))
+    stored = Coded.from_layout(layout, shares_unseen=True)
+    return Adapted(module, encode=stored, layout=dict(layout))
 
 
 class _Lookups(DispatchMode):

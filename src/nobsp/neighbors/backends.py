@@ -739,17 +739,17 @@ def _require_fitting_rows(
     _require_sorts(rows)
     for space in spaces.values():
         space.vectors(rows.take(slice(0, 1)))  # whatever else does not fit together shows here
-    if (
-        len(rows)
-        and not 0 <= int(rows.predicted.min()) <= int(rows.predicted.max()) < outcomes.count
-    ):
+    if not _are_below(rows.predicted, outcomes.count):
         raise ValueError("its rows are predicted as classes that are not there")
-
     labels_are_numbers = outcomes.classes is not None and not outcomes.several
-    if rows.labels is None or not len(rows) or not labels_are_numbers:
-        return
-    if not 0 <= int(rows.labels.min()) <= int(rows.labels.max()) < outcomes.count:
+    labels = rows.labels if labels_are_numbers else None
+    if labels is not None and not _are_below(labels, outcomes.count):
         raise ValueError("its rows are labelled as classes that are not there")
+
+
+def _are_below(numbers: Tensor, count: int) -> bool:
+    """Whether all are numbers of so many classes."""
+    return not len(numbers) or 0 <= int(numbers.min()) <= int(numbers.max()) < count
 
 
 def _require_sorts(rows: Rows) -> None:

@@ -99,8 +99,9 @@ def share_out(fitted: Fitted, queries: Rows, target: Any, k: int | None) -> Repr
     values = extremes.values
     indices = extremes.indices
     added = torch.cat(sums)
-    is_whole = values.shape[1] == len(rows)
-    others = torch.zeros(len(queries)) if is_whole else added - values.sum(1)
+    others = torch.zeros(len(queries))
+    if values.shape[1] < len(rows):
+        others = added - values.sum(1)
     return RepresenterShares(
         indices=indices,
         values=values.numpy(),

@@ -231,13 +231,7 @@ def _entries(source: zipfile.ZipFile, *, size: int) -> dict[str, zipfile.ZipInfo
     for info in infos:
         # zipfile cuts names at a zero byte; the name as it is written decides.
         written = info.orig_filename
-        folder, separator, name = written.partition("/")
-        if _LEGACY.fullmatch(name) or (not separator and _LEGACY.fullmatch(folder)):
-            raise UntrustedError(
-                f"holds a pickle that only torch before 2.9 wrote, the entry {written!r}"
-            )
-        if not separator or folder != root or not root or not _is_known(name):
-            raise UntrustedError(f"holds an entry that torch.export.save never writes, {written!r}")
+        name = _name_below(root, written)
         if written.casefold() in folded:
             raise UntrustedError(f"holds the entry {written!r} twice")
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 0x1:
@@ -249,6 +243,18 @@ def _entries(source: zipfile.ZipFile, *, size: int) -> dict[str, zipfile.ZipInfo
     if missing:
         raise ValueError(f"it lacks {missing[0]}")
     return entries
+
+
+def _name_below(root: str, written: str) -> str:
+    """An entry's name below the root, or an error where torch does not write such a one today."""
+    folder, separator, name = written.partition("/")
+    if _LEGACY.fullmatch(name) or (not separator and _LEGACY.fullmatch(folder)):
+        raise UntrustedError(
+            f"holds a pickle that only torch before 2.9 wrote, the entry {written!r}"
+        )
+    if not separator or folder != root or not root or not _is_known(name):
+        raise UntrustedError(f"holds an entry that torch.export.save never writes, {written!r}")
+    return name
 
 
 def _is_known(name: str) -> bool:

@@ -192,15 +192,9 @@ def curves(
         chosen = _chosen_features(functions, wanted, every_curve)
     positions = _lookup.row_places(functions, drawn.rows if data is None else data)
     known = _known_functions(functions, truth)
-    shown = []
-    for feature in chosen:
-        curve = every_curve[feature]
-        if positions:
-            rows = positions[feature][np.isfinite(positions[feature])]
-            curve = _over_rows(functions, outputs, curve, rows)
-        if feature in known:
-            curve = _with_truth(functions, feature, curve, known[feature])
-        shown.append(_fewer_levels(curve))
+    shown = _with_rows_and_truth(
+        functions, outputs, {feature: every_curve[feature] for feature in chosen}, positions, known
+    )
 
     across = _panels_across(len(shown))
     axes = get_panels(
@@ -274,6 +268,25 @@ def _listed(features: Iterable[int | str]) -> list[int | str]:
     if isinstance(features, type | bytes | Mapping) or not isinstance(features, Iterable):
         raise TypeError(f"features must be a name, a position or a list, found {quote(features)}.")
     return list(features)
+
+
+def _with_rows_and_truth(
+    functions: Functions,
+    outputs: Sequence[int],
+    curves: Mapping[int, _Curve],
+    positions: Mapping[int, FloatArray],
+    known: Mapping[int, Truth],
+) -> list[_Curve]:
+    """Curves of some features with the rows under them and the known functions over them."""
+    shown = []
+    for feature, curve in curves.items():
+        if positions:
+            rows = positions[feature][np.isfinite(positions[feature])]
+            curve = _over_rows(functions, outputs, curve, rows)
+        if feature in known:
+            curve = _with_truth(functions, feature, curve, known[feature])
+        shown.append(_fewer_levels(curve))
+    return shown
 
 
 def _known_functions(functions: Functions, truth: Mapping[str, Truth] | None) -> dict[int, Truth]:

@@ -77,21 +77,13 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
         _draw_output(ax, y, explained[output], inside[output])
     for y, term in enumerate(shown_terms, start=len(outputs)):
         _draw_own_share(ax, y, own_shares[term])
-    if len(outputs) and len(shown_terms):
-        ax.axhline(
-            len(outputs) - 0.5,
-            color=_axes.MUTED,
-            linewidth=0.8,
-            zorder=1,
-        )
-
     output_labels = shorten_all(_output_names(what, len(explained)), 26)
     all_term_labels = term_labels([term.term for term in terms], 26)
-    labels = [output_labels[position] for position in outputs]
-    labels += [all_term_labels[position] for position in shown_terms]
-    label_rows(ax, labels)
-    for label in ax.get_yticklabels()[: len(outputs)]:
-        label.set_fontweight("bold")
+    _label_lines(
+        ax,
+        [output_labels[position] for position in outputs],
+        [all_term_labels[position] for position in shown_terms],
+    )
 
     ax.set_xlim(-0.03, 1.3)
     ax.set_xticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
@@ -104,6 +96,15 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
     ax.xaxis.label.set(horizontalalignment="left", x=0.0)
     ax.set_title(_headline(state), loc="left", fontsize=NORMAL)
     return ax
+
+
+def _label_lines(ax: Axes, outputs: list[str], terms: list[str]) -> None:
+    """Names of outputs, which stand out, and of terms below them, with a line between the two."""
+    label_rows(ax, [*outputs, *terms])
+    for label in ax.get_yticklabels()[: len(outputs)]:
+        label.set_fontweight("bold")
+    if outputs and terms:
+        ax.axhline(len(outputs) - 0.5, color=_axes.MUTED, linewidth=0.8, zorder=1)
 
 
 def _state_of(what: Any) -> State:

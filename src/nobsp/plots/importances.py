@@ -41,6 +41,23 @@ class _Importances:
     # Per output; NaN where it is not known.
     residual: FloatArray
 
+    def of_outputs(self, chosen: Sequence[int]) -> _Importances:
+        """Those of some outputs; of more than can be told apart, their sum."""
+        total = self.total[:, chosen]
+        residual = self.residual[chosen]
+        names = [self.outputs[position] for position in chosen]
+        if len(chosen) > len(_axes.SERIES):
+            total = total.sum(1, keepdims=True)
+            residual = residual.sum(keepdims=True)
+            names = [count(len(chosen), "output")]
+        return _Importances(
+            features=self.features,
+            outputs=names,
+            main=self.main[:, chosen],
+            total=total,
+            residual=residual,
+        )
+
 
 class _Swarm(NamedTuple):
     """One line of points."""
@@ -78,26 +95,19 @@ def importance(
         3
     """
     require_whole_number("max_display", max_display)
-    sizes = _measure(what)
-    chosen = _lookup.some_outputs(output, sizes.outputs)
-    main = sizes.main[:, chosen]
-    total = sizes.total[:, chosen]
-    residual = sizes.residual[chosen]
-    names = [sizes.outputs[position] for position in chosen]
-    if len(chosen) > len(_axes.SERIES):
-        total = total.sum(1, keepdims=True)
-        residual = residual.sum(keepdims=True)
-        names = [count(len(chosen), "output")]
+    measured = _measure(what)
+    sizes = measured.of_outputs(_lookup.some_outputs(output, measured.outputs))
+    names = sizes.outputs
 
-    order = np.argsort(-total.sum(1), kind="stable")[:max_display]
-    has_residual = not np.isnan(residual).any()
+    order = np.argsort(-sizes.total.sum(1), kind="stable")[:max_display]
+    has_residual = not np.isnan(sizes.residual).any()
     ax = _axes.get_axes(ax, (6.6, 0.3 * (len(order) + has_residual) + 1.2))
     _axes.tidy(ax, grid=True)
-    ends = _draw_totals(ax, total[order], names)
+    ends = _draw_totals(ax, sizes.total[order], names)
     residual_end = 0.0
     if has_residual:
-        residual_end = _draw_residual(ax, len(order), residual)
-    main_alone = main.sum(1)[order]
+        residual_end = _draw_residual(ax, len(order), sizes.residual)
+    main_alone = sizes.main.sum(1)[order]
     if not np.allclose(main_alone, ends, rtol=1e-9, atol=0.0):
         _draw_main(ax, main_alone, ends)
     if len(ax.get_legend_handles_labels()[1]) > 1:

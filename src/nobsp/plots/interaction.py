@@ -153,6 +153,16 @@ def interaction(
     output_name = shorten(functions.output_names[chosen], 30)
     _draw_surface(ax, across, up, np.ma.masked_array(surface, ~is_near), output_name)
     _draw_rows(ax, across, up)
+    _label_sides(ax, across, up, term)
+    if not positions:
+        add_note(ax, "rows are not known: parts may be without any")
+    elif not is_near.all():
+        add_note(ax, "hatched: no rows nearby")
+    return ax
+
+
+def _label_sides(ax: Axes, across: _Side, up: _Side, term: Sequence[str]) -> None:
+    """Names of the two features, and of the levels of those that are categories."""
     across_label, up_label = shorten_all(term, 36)
     ax.set_xlabel(across_label, fontsize=NORMAL)
     ax.set_ylabel(up_label, fontsize=NORMAL)
@@ -160,13 +170,7 @@ def interaction(
         if side.is_category:
             labels = shorten_all(side.feature.labels, 16)
             turn_labels(axis, side.at, labels, room=room, degrees=35)
-
     ax.set(xlim=across.edges[[0, -1]], ylim=up.edges[[0, -1]])
-    if not positions:
-        add_note(ax, "rows are not known: parts may be without any")
-    elif not is_near.all():
-        add_note(ax, "hatched: no rows nearby")
-    return ax
 
 
 def _pair_positions(functions: Functions, pair: Iterable[int | str]) -> list[int]:

@@ -89,15 +89,8 @@ def cam_grid(
         )
     shown_kinds = _kinds_of(maps, kinds)
 
-    targets = [maps]
-    if maps.target.ndim == 2:
-        targets = [maps.of_target(number) for number in range(maps.target.shape[1])]
-    pictures = targets[0].overlay(
-        images,
-        opacity=0.0,
-        mean=mean,
-        std=std,
-    )
+    targets = _targets_of(maps)
+    pictures = targets[0].overlay(images, opacity=0.0, mean=mean, std=std)
     rows = [(image, of_target) for image in range(len(maps)) for of_target in targets][:max_display]
     true_names = _names_of(labels, maps)
 
@@ -108,13 +101,12 @@ def cam_grid(
     grid = np.array(panels, dtype=object).reshape(len(rows), -1)
     for panels_of_row, (image, of_target) in zip(grid, rows, strict=True):
         axes = list(panels_of_row)
-        large = of_target.resize((height, width))
         for panel in axes:
             bare(panel)
         axes[0].imshow(pictures[image])
         _draw_maps(
             axes[1:],
-            large,
+            of_target.resize((height, width)),
             image,
             kinds=shown_kinds,
             picture=pictures[image],
@@ -122,19 +114,24 @@ def cam_grid(
             opacity=opacity,
         )
         true_name = true_names[image] if true_names else None
-        axes[0].set_ylabel(
-            _row_label(of_target, image, true_name),
-            rotation=0,
-            ha="right",
-            va="center",
-            fontsize=NORMAL,
-            labelpad=6,
-        )
+        _label_row(axes[0], _row_label(of_target, image, true_name))
 
     captions = ["image", *(rows[0][1].caption(kind) for kind in shown_kinds)]
     for panel, caption in zip(grid[0], captions, strict=True):
         panel.set_title(fill(caption, 22), fontsize=NORMAL)
     return grid
+
+
+def _label_row(panel: Axes, text: str) -> None:
+    """Writes what a row shows to the left of its first panel."""
+    panel.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=NORMAL, labelpad=6)
+
+
+def _targets_of(maps: ActivationMaps) -> list[ActivationMaps]:
+    """Maps of one target per image, once for every target."""
+    if maps.target.ndim == 1:
+        return [maps]
+    return [maps.of_target(number) for number in range(maps.target.shape[1])]
 
 
 def _kinds_of(maps: ActivationMaps, kinds: Sequence[str] | str | None) -> list[str]:

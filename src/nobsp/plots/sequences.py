@@ -84,17 +84,9 @@ def windows(
     _draw_borders(ax, feature_of_cell)
     decimals = labels.decimals_for([float(np.abs(cells).max()) or 1.0])
     drawn = np.unique(feature_of_cell)
-    if len(drawn) <= _MOST_NUMBERS:
-        sign = "" if row is None else "+"
-        for feature in drawn:
-            number = labels.format_number(float(values[feature]), decimals, sign)
-            _write_number(ax, feature_of_cell == feature, number)
+    _write_numbers(ax, feature_of_cell, values, decimals, sign="" if row is None else "+")
 
-    ax.set_yticks(range(len(names)), labels=names)
-    ax.tick_params(labelsize=_axes.SMALL, length=3)
-    ax.spines[:].set_visible(False)
-    ax.invert_yaxis()
-    ax.set_xlabel("time step", fontsize=_axes.NORMAL)
+    _label_channels(ax, names)
     if row is not None:
         change = ex.predictions[position, chosen] - ex.base_values[chosen]
         rest = float(change - values[drawn].sum())
@@ -102,6 +94,27 @@ def windows(
         _axes.add_note(ax, f"all else, residual included: {number}")
     ax.set_title(title, loc="left", fontsize=_axes.LARGE)
     return ax
+
+
+def _write_numbers(
+    ax: Axes, feature_of_cell: NDArray[np.intp], values: FloatArray, decimals: int, *, sign: str
+) -> None:
+    """A number in every window, where these are few."""
+    drawn = np.unique(feature_of_cell)
+    if len(drawn) > _MOST_NUMBERS:
+        return
+    for feature in drawn:
+        number = labels.format_number(float(values[feature]), decimals, sign)
+        _write_number(ax, feature_of_cell == feature, number)
+
+
+def _label_channels(ax: Axes, names: Sequence[str]) -> None:
+    """Channels from the top downwards, and time along the bottom."""
+    ax.set_yticks(range(len(names)), labels=names)
+    ax.tick_params(labelsize=_axes.SMALL, length=3)
+    ax.spines[:].set_visible(False)
+    ax.invert_yaxis()
+    ax.set_xlabel("time step", fontsize=_axes.NORMAL)
 
 
 def _channel_names(channels: Sequence[str] | None, n_channels: int) -> list[str]:

@@ -569,7 +569,7 @@ class _KnotRows:
     @property
     def length(self) -> int:
         """Inner knots of every row."""
-        return self.inner.shape[1]
+        return int(self.inner.shape[1])
 
     def starts_of_rows(self, length: int) -> NDArray[np.int64]:
         """Where each row begins when rows of a length lie one behind another, (1, rows)."""
