@@ -194,18 +194,12 @@ def _prune(
     recipe: Recipe,
 ) -> Pruned:
     """Reads the arguments, finds the parts, takes them out and measures."""
-    require_choice("budget_of", budget_of, ("multiplications", "parameters"))
     require_number("held_out", held_out, above=0, below=1)
     require_whole_number("batch_size", batch_size)
     require_whole_number("seed", seed, least=0)
     if seed > _LARGEST_SEED:
         raise ValueError(f"seed must be at most {_LARGEST_SEED}, found {seed}.")
-    if keep is not None and budget is not None:
-        raise ValueError("keep and budget say the same thing in two ways; pass one of them.")
-    if budget is None:
-        keep = require_number("keep", 0.5 if keep is None else keep, above=0, most=1)
-    else:
-        require_number("budget", budget, above=0, most=1)
+    share = _share_to_keep(keep, budget, budget_of)
 
     module = module_of(model)
     rows = read_rows(module, X, name="X", batch_size=batch_size)
@@ -224,11 +218,10 @@ def _prune(
     whole = _with_heads(original, rows)
     groups, left_whole = _find_groups(whole, rows, protect)
     surgeon = _Surgeon(whole, groups, seen, seed=int(seed), recipe=recipe)
-    if keep is not None:
-        counts = [max(1, math.ceil(group.count * keep - 1e-9)) for group in groups]
+    if isinstance(share, Budget):
+        counts = surgeon.share_out(share.share, budget_of)
     else:
-        assert budget is not None, "one of the two is given"
-        counts = surgeon.share_out(budget, budget_of)
+        counts = [max(1, math.ceil(group.count * share - 1e-9)) for group in groups]
     small, layers, failed = surgeon.operate(copy.deepcopy(whole), counts)
     restore_whole(small, original, {layer.name.rpartition(".")[0] for layer in layers})
     return _result(
@@ -239,8 +232,18 @@ def _prune(
         has_classes=n_classes is not None,
         layers=layers,
         left_whole=(*left_whole, *failed),
-        budget=None if budget is None else Budget(float(budget), budget_of),
+        budget=share if isinstance(share, Budget) else None,
     )
+
+
+def _share_to_keep(keep: float | None, budget: float | None, budget_of: BudgetOf) -> float | Budget:
+    """The share of every group that stays, or what all of them may cost together."""
+    require_choice("budget_of", budget_of, ("multiplications", "parameters"))
+    if keep is not None and budget is not None:
+        raise ValueError("keep and budget say the same thing in two ways; pass one of them.")
+    if budget is not None:
+        return Budget(require_number("budget", budget, above=0, most=1), budget_of)
+    return require_number("keep", 0.5 if keep is None else keep, above=0, most=1)
 
 
 @dataclass(frozen=True, eq=False)

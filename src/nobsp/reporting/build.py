@@ -139,10 +139,14 @@ def report(
     )
     if kind == "table":
         data["table"] = _table_section(subject, shared, hits=hits, truth=truth)
-    elif kind == "images":
-        data["pictures"] = _pictures_section(subject, hits, shared, images=images, gallery=gallery)
-    elif kind == "neighbours":
-        data["pictures"] = _pictures_section(None, subject, shared, images=images, gallery=gallery)
+    elif kind in ("images", "neighbours"):
+        data["pictures"] = _pictures_section(
+            subject if kind == "images" else None,
+            hits if kind == "images" else subject,
+            shared,
+            images=images,
+            gallery=gallery,
+        )
 
     section = data["table"] or data["pictures"] or {}
     audited = subject if kind == "audit" else audit

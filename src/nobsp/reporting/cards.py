@@ -144,22 +144,7 @@ def card_sheet(
     gaps, omissions = _gaps_between(explanation, groups or {})
     health = explainer.health(X)
     numbers = {
-        "headline": {
-            "held_out": health.held_out,
-            "explained": known(np.array(health.explained)),
-            "calibration_rows": health.rows,
-            "explained_here": known(explanation.explained()),
-            "rows": len(explanation),
-            "rows_outside": int(explanation.outside.any(1).sum()),
-            "outside_by_feature": dict(
-                zip(explanation.feature_names, explanation.outside.sum(0).tolist(), strict=True)
-            ),
-            "rows_far": int(explanation.far.sum()),
-            "base": known(explanation.base_values),
-            "residual": known(_mean_size(explanation.residual)),
-            "functions": sum(len(term) == 1 for term in explanation.terms),
-            "interactions": sum(len(term) > 1 for term in explanation.terms),
-        },
+        "headline": _headline_numbers(explanation, health),
         "terms": _term_numbers(explanation),
         "curves": _curve_numbers(explainer, explanation),
         "checks": [_check_numbers(check) for check in checks],
@@ -188,6 +173,27 @@ def card_sheet(
         ),
         numbers=numbers,
     )
+
+
+def _headline_numbers(explanation: Explanation, health: Any) -> dict[str, Any]:
+    """How much is explained, of how many rows, and how many of them lie outside."""
+    outside = explanation.outside
+    return {
+        "held_out": health.held_out,
+        "explained": known(np.array(health.explained)),
+        "calibration_rows": health.rows,
+        "explained_here": known(explanation.explained()),
+        "rows": len(explanation),
+        "rows_outside": int(outside.any(1).sum()),
+        "outside_by_feature": dict(
+            zip(explanation.feature_names, outside.sum(0).tolist(), strict=True)
+        ),
+        "rows_far": int(explanation.far.sum()),
+        "base": known(explanation.base_values),
+        "residual": known(_mean_size(explanation.residual)),
+        "functions": sum(len(term) == 1 for term in explanation.terms),
+        "interactions": sum(len(term) > 1 for term in explanation.terms),
+    }
 
 
 def _worst(shares: Sequence[float]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -148,25 +148,7 @@ def confusions(
         logits = torch.cat(
             [part.logits for part in cam._read_evidence(batch, wanted="none", progress=False)]
         )
-        try:
-            batch_labels = (
-                batch_labels.cpu() if isinstance(batch_labels, Tensor) else np.asarray(batch_labels)
-            )
-        except ValueError as ragged:
-            raise ValueError("labels must hold one class per image, not lists of them.") from ragged
-
-        if batch_labels.ndim != 1:
-            raise ValueError(
-                f"labels must hold one class per image, found the shape {tuple(batch_labels.shape)}."
-            )
-
-        try:
-            targets = cam._targets(batch_labels, None, "logit")
-            targets.require(len(batch))
-            truth = targets.choose(logits, 0)[:, 0]
-        except (TypeError, ValueError) as failure:
-            raise type(failure)(f"labels are not classes of the model: {failure}") from failure
-
+        truth = _true_classes(cam, batch_labels, logits)
         for row, pair in enumerate(zip(truth.tolist(), logits.argmax(1).tolist(), strict=True)):
             matrix[pair] += 1
             if pair[0] != pair[1]:
@@ -176,16 +158,51 @@ def confusions(
 
         seen += len(batch)
 
+    most_frequent = sorted(confused.items(), key=lambda item: -len(item[1]))[:pairs]
     confused_pairs = []
-    for (true, said), places in sorted(confused.items(), key=lambda item: -len(item[1]))[:pairs]:
-        shown = torch.stack([examples_by_position[position] for position in places[:examples]])
-        maps = cam(shown, said, against=true)
-        mean = maps.contributions.mean(0)
-        order = np.argsort(-mean)
-        about = (np.array(places), shown, maps, order, mean[order])
-        confused_pairs.append(Confusion(names[true], names[said], len(places), *about))
-
+    for pair, positions in most_frequent:
+        shown = torch.stack([examples_by_position[position] for position in positions[:examples]])
+        confused_pairs.append(_explain_confusion(cam, pair, positions, shown))
     return Confusions(tuple(confused_pairs), matrix, names)
+
+
+def _true_classes(cam: NObSPCam, labels: ArrayLike, logits: Tensor) -> Tensor:
+    """Numbers of the classes that images truly are of, one for each row of the logits."""
+    try:
+        listed = labels.cpu() if isinstance(labels, Tensor) else np.asarray(labels)
+    except ValueError as ragged:
+        raise ValueError("labels must hold one class per image, not lists of them.") from ragged
+
+    if listed.ndim != 1:
+        raise ValueError(
+            f"labels must hold one class per image, found the shape {tuple(listed.shape)}."
+        )
+    try:
+        targets = cam._targets(listed, None, "logit")
+        targets.require(len(logits))
+        return targets.choose(logits, 0)[:, 0]
+    except (TypeError, ValueError) as failure:
+        raise type(failure)(f"labels are not classes of the model: {failure}") from failure
+
+
+def _explain_confusion(
+    cam: NObSPCam, pair: tuple[int, int], positions: Sequence[int], shown: Tensor
+) -> Confusion:
+    """What speaks for the class that was said, against the true one, on images of a confused pair."""
+    true, said = pair
+    maps = cam(shown, said, against=true)
+    mean = maps.contributions.mean(0)
+    order = np.argsort(-mean)
+    return Confusion(
+        truth=cam.output_names_[true],
+        predicted=cam.output_names_[said],
+        count=len(positions),
+        positions=np.array(positions),
+        images=shown,
+        maps=maps,
+        channels=order,
+        contributions=mean[order],
+    )
 
 
 def _batches(
