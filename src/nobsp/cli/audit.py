@@ -17,7 +17,14 @@ from nobsp._typing import AnyArray, ArrayLike, TableLike
 from nobsp.arguments import count, suggest
 from nobsp.cli import cam, options
 from nobsp.cli.explain import fit_explainer, read_tables
-from nobsp.cli.inputs import Loaded, find_pictures, load_model, read_frame, write_csv
+from nobsp.cli.inputs import (
+    Loaded,
+    Pictures,
+    find_pictures,
+    load_model,
+    read_frame,
+    write_csv,
+)
 from nobsp.cli.options import (
     Console,
     ImageOptions,
@@ -99,17 +106,7 @@ def audit(
     keep, relabel or drop and saves it. With --apply, that file is applied: --out gets **cleaned.csv** and
     **changes.csv**, a log.
     """
-    subject = table or images
-    if subject is None or (table and images):
-        raise UsageError(
-            "choose what to audit: a table with --data and --target, or images with --images."
-        )
-
-    if table is not None and (table.target is None) == (method.labels is None):
-        raise UsageError(
-            "--data needs --target, the column with the true classes or values, or a table of --labels."
-        )
-
+    subject = _subject_of(table, images, method)
     if method.apply is not None:
         _apply_decisions(subject, method, output, console)
         return
@@ -260,6 +257,22 @@ def _audit_table(
     return Audited(audit_of_rows, index, names, others, data.where, take, page, {})
 
 
+def _subject_of(
+    table: TableOptions | None, images: ImageOptions | None, method: AuditOptions
+) -> TableOptions | ImageOptions:
+    """What is to be audited; an error where it is nothing, or two things."""
+    subject = table or images
+    if subject is None or (table and images):
+        raise UsageError(
+            "choose what to audit: a table with --data and --target, or images with --images."
+        )
+    if table is not None and (table.target is None) == (method.labels is None):
+        raise UsageError(
+            "--data needs --target, the column with the true classes or values, or a table of --labels."
+        )
+    return subject
+
+
 def _audit_images(
     model: ModelOptions,
     images: ImageOptions,
@@ -283,11 +296,8 @@ def _audit_images(
     )
     audit_of_images, index = _compare(explainer, model, method, database, pictures, labels, console)
     warning = None
-    if method.labels is None and audit_of_images.by_contributions.classes is not None:
-        classes = [str(label) for label in audit_of_images.by_contributions.classes]
-        predicted = [str(label) for label in audit_of_images.predicted]
-        option = "--output-names" if method.classes is None else "--classes"
-        warning = cam.check_order(pictures.labels, predicted, classes, option=option)
+    if method.labels is None:
+        warning = _check_order(pictures, audit_of_images, method)
     console.warn(warning)
 
     def take(shown: Audit) -> Any:
@@ -318,6 +328,16 @@ def _audit_images(
         paths,
         warning,
     )
+
+
+def _check_order(pictures: Pictures, audit_of_images: Audit, method: AuditOptions) -> str | None:
+    """A warning where the names of classes seem to be in another order than the model's outputs."""
+    if audit_of_images.by_contributions.classes is None:
+        return None
+    classes = [str(label) for label in audit_of_images.by_contributions.classes]
+    predicted = [str(label) for label in audit_of_images.predicted]
+    option = "--output-names" if method.classes is None else "--classes"
+    return cam.check_order(pictures.labels, predicted, classes, option=option)
 
 
 def _read_labels(columns: Any, path: Path, option: str) -> AnyArray:

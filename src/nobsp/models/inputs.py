@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import narwhals as nw
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nobsp._typing import ModelLike, TableLike
+from nobsp._typing import AnyArray, ModelLike, TableLike
 from nobsp.arguments import as_numpy
 from nobsp.frames import match_columns
 from nobsp.models.coded import Coded, Runs, linear
@@ -196,7 +196,7 @@ def _adapt_module(model: nn.Module, X: TableLike, layout: Mapping[str, Any] | No
     return Adapted(module)
 
 
-def _are_whole_numbers(rows: Any) -> bool:
+def _are_whole_numbers(rows: Any) -> TypeGuard[Tensor | AnyArray]:
     """Whether rows are a matrix of whole numbers, which may be ids of tokens."""
     is_array = isinstance(rows, Tensor | np.ndarray)
     return is_array and rows.ndim == 2 and rows.dtype in _WHOLE

@@ -47,12 +47,11 @@ def audit_for_page(
             f"audit is of {len(audit.predicted)} rows but there are {rows}; audit the same ones."
         )
     flags = _flags_of(audit)
-    is_flagged = np.any(list(flags.values()), axis=0)
+    shown = _most_doubtful(audit, flags)
     # A page may show some rows of an audit; what it leads with is of all.
     whole = getattr(audit, "whole", None)
     whole = audit if whole is None else whole
     flags_of_whole = _flags_of(whole)
-    shown = _most_doubtful(audit, flags, is_flagged)
     numbers = _numbers_of(audit, rows)
     outputs = getattr(audit, "outputs", None)
 
@@ -64,17 +63,20 @@ def audit_for_page(
         # say whether a row is of the class that its line is about.
         classes = ()
 
-    kinds = []
-    for kind, flag in flags.items():
-        has = flag[shown].tolist()
-        of_all = int(flags_of_whole[kind].sum())
-        kinds.append({"id": kind, "name": KINDS[kind], "count": of_all, "has": has})
     own_rows = np.asarray(getattr(audit, "rows", np.arange(rows)))
     return {
         "headline": _headline(flags_of_whole, len(whole.predicted)),
         "total": len(whole.predicted),
         "flagged": int(np.any(list(flags_of_whole.values()), axis=0).sum()),
-        "kinds": kinds,
+        "kinds": [
+            {
+                "id": kind,
+                "name": KINDS[kind],
+                "count": int(flags_of_whole[kind].sum()),
+                "has": flag[shown].tolist(),
+            }
+            for kind, flag in flags.items()
+        ],
         "names": [str(row if names is None else names[row]) for row in shown.tolist()],
         "classes": _classes_of(audit, shown, classes),
         "numbers": {word: known(np.asarray(values)[shown]) for word, values in numbers.items()},
@@ -90,11 +92,9 @@ def audit_for_page(
     }
 
 
-def _most_doubtful(
-    audit: AuditLike, flags: Mapping[str, BoolArray], is_flagged: BoolArray
-) -> Positions:
+def _most_doubtful(audit: AuditLike, flags: Mapping[str, BoolArray]) -> Positions:
     """Flagged rows, kind by kind, the most doubtful first, as many as a page shows."""
-    flagged = np.flatnonzero(is_flagged)
+    flagged = np.flatnonzero(np.any(list(flags.values()), axis=0))
     first_kind = np.argmax(list(flags.values()), axis=0)
 
     # Mislabels are often predicted with confidence, so they are ordered by the probability of the
@@ -261,16 +261,14 @@ def influence_for_page(
     def of_speakers(values: ArrayLike) -> AnyArray:
         return np.take_along_axis(np.asarray(values)[shown], speakers, 1)
 
-    is_regression = np.asarray(influence.target).dtype.kind == "f"
     labels = of_speakers(influence.labels).ravel().tolist()
-    if is_regression:
+    asked_for = np.asarray(influence.target)[shown]
+    if asked_for.dtype.kind == "f":  # values of a regression
         texts = [f"{label:.4g}" for label in labels]
         targets = None
     else:
         texts = [label_text(label, names) for label in labels]
-        targets = [
-            label_text(label, names) for label in np.asarray(influence.target)[shown].tolist()
-        ]
+        targets = [label_text(label, names) for label in asked_for.tolist()]
     every_text, codes = np.unique(texts, return_inverse=True)
 
     # Only where values add up to the logit.
