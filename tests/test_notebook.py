@@ -96,6 +96,34 @@ def test_every_result_shows_itself(
         assert "nan" not in shown
 
 
+def test_an_index_shows_its_rows(cam: nobsp.NObSPCam) -> None:
+    index = nobsp.ContributionIndex(cam)
+    assert "No rows yet" in index._repr_mimebundle_()["text/html"]
+    shown = index.fit(torch.rand(20, 3, 10, 10))._repr_mimebundle_(include=None)["text/html"]
+    assert "20 rows without labels" in shown
+    assert is_balanced(shown)
+
+
+def test_a_smaller_network_shows_what_is_left_of_it(rows: np.ndarray) -> None:
+    torch.manual_seed(0)
+    hidden = [layer for _ in range(9) for layer in (nn.Linear(12, 12), nn.Tanh())]
+    model = nn.Sequential(nn.Linear(3, 12), nn.Tanh(), *hidden, nn.Linear(12, 2))
+    pruned = nobsp.prune(model, torch.from_numpy(rows), keep=0.5)
+    shown = pruned._repr_html_()
+    assert is_balanced(shown)
+    assert f"{pruned.parameters.ratio:.0%}" in shown
+    assert "and 2 other layers" in shown
+
+
+def test_parts_of_a_network_show_the_strongest(rows: np.ndarray) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    parts = nobsp.explain_parts(model, torch.from_numpy(rows))
+    shown = parts._repr_html_()
+    assert is_balanced(shown)
+    assert "residual" in shown
+
+
 def test_a_row_shows_its_own_account(explainer: nobsp.NObSP, rows: np.ndarray) -> None:
     ex = explainer(rows[:20])[3]
     shown = ex._repr_html_()

@@ -15,8 +15,16 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
+from nobsp import notebook
 from nobsp._typing import AnyArray, ArrayLike, TableLike
-from nobsp.arguments import array_of, quote, require_choice, require_number, require_whole_number
+from nobsp.arguments import (
+    array_of,
+    count,
+    quote,
+    require_choice,
+    require_number,
+    require_whole_number,
+)
 from nobsp.calibration.local import parse_bytes
 from nobsp.neighbors.backends import Milvus, Usearch, indexed_spaces, load, make_backend, save
 from nobsp.neighbors.duplicates import (
@@ -606,6 +614,18 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_contents")
+
+    def _repr_html_(self) -> str:
+        title = f"{type(self).__name__} of {type(self.explainer).__name__}"
+        if not hasattr(self, "_fit"):
+            return notebook.card(title, notebook.line("No rows yet: call fit with rows."))
+        labels = "with labels" if self._fit.labelled else "without labels"
+        rows = f"{count(len(self), 'row')} {labels}, compared by {self.space}"
+        return notebook.card(title, notebook.line(rows))
+
+    def _repr_mimebundle_(self, **_options: Any) -> dict[str, str]:
+        # scikit-learn would draw a diagram of nested estimators, which an index is not.
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
     def __sklearn_clone__(self) -> ContributionIndex:
         # scikit-learn would copy the explainer, and with it lose its calibration.

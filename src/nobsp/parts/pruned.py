@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from nobsp import notebook
 from nobsp._typing import ArrayLike, NativeFrame
 from nobsp.arguments import count, percent
 from nobsp.base import Finding, describe_findings
@@ -25,6 +26,8 @@ _FEW_ROWS = 2
 _EXAMPLE_ROWS = 4
 # How far above a budget counts as kept, as a share of it: parts are whole, and biases stay.
 _BUDGET_MARGIN = 0.02
+# Layers that a notebook shows.
+_SHOWN_LAYERS = 8
 
 
 @dataclass(frozen=True)
@@ -222,20 +225,49 @@ class Pruned:
         low, high = self.same_class_interval
         return f"{percent(self.same_class)} [{percent(low)}, {percent(high)}]"
 
-    def __repr__(self) -> str:
-        lines = [
-            f"Pruned({count(len(self.layers), 'layer')} smaller, {percent(self.parameters.ratio)} of parameters and "
-            f"{percent(self.multiplications.ratio)} of multiplications left)",
-            f"on {count(self.held_out_rows, 'held-out row')}: {self._describe_change()}",
-        ]
+    def _describe_held_out(self) -> list[str]:
+        """What held-out rows say of the smaller network, line by line."""
+        lines = [f"on {count(self.held_out_rows, 'held-out row')}: {self._describe_change()}"]
         if self.same_class is not None:
             lines.append(f"the same class for {self._describe_same_class()}")
         if self.accuracy is not None:
             before, after = self.accuracy
             lines.append(f"accuracy {before:.3f} before, {after:.3f} after")
+        return lines
+
+    def __repr__(self) -> str:
+        lines = [
+            f"Pruned({count(len(self.layers), 'layer')} smaller, {percent(self.parameters.ratio)} of parameters and "
+            f"{percent(self.multiplications.ratio)} of multiplications left)",
+            *self._describe_held_out(),
+        ]
         if self.findings:
             lines += describe_findings(self.findings)
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        left = percent(self.multiplications.ratio)
+        layers = [
+            notebook.Bar(
+                layer.name,
+                float(layer.after),
+                beside=f"of {layer.before:,}",
+                colour=notebook.NEUTRAL,
+            )
+            for layer in self.layers[:_SHOWN_LAYERS]
+        ]
+        others = len(self.layers) - len(layers)
+        return notebook.card(
+            f"{count(len(self.layers), 'layer')} smaller",
+            notebook.share_bar(
+                self.parameters.ratio,
+                f"{percent(self.parameters.ratio)} of parameters, {left} of multiplications left",
+            ),
+            *(notebook.line(text) for text in self._describe_held_out()),
+            notebook.bars(layers, heading="parts left in each layer") if layers else "",
+            notebook.line(f"and {count(others, 'other layer')}: to_frame()") if others else "",
+            notebook.findings(self.findings),
+        )
 
 
 @contextmanager

@@ -566,7 +566,8 @@ def _draw_missing(ax: Axes, curve: _Curve, missing: FloatArray, margin: float) -
         zorder=0.5,
     )
     ax.set_xlim(low, x + margin + 0.03 * width)
-    ticks = [tick for tick in ax.get_xticks() if low <= tick <= high]
+    # The word is about a quarter of a small panel wide: a number beside it would run into it.
+    ticks = [tick for tick in ax.get_xticks() if low <= tick <= x - 0.25 * width]
     labels = [f"{tick:g}" for tick in ticks]
     ax.set_xticks([*ticks, x], [*labels, "missing"])
 

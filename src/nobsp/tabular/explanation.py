@@ -420,6 +420,9 @@ class Explanation(NamesFromElsewhere):
 
     def _repr_html_(self) -> str:
         outputs = ", ".join(self.output_names[:_SHOWN_OUTPUTS])
+        n_more = len(self.output_names) - _SHOWN_OUTPUTS
+        if n_more > 0:
+            outputs += f" and {n_more} more"
         title = f"{count(len(self), 'row')}, {outputs}"
         if len(self) == 1 and len(self.output_names) == 1:
             return notebook.card(title, self._account_of_a_row(), notebook.findings(self.findings))
