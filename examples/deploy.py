@@ -7,6 +7,7 @@ from, say how well they stand in for it, and can be written as SQL, JavaScript o
 # %%
 # Made-up data on customers who leave, and a network, which could not easily run in a database.
 import sqlite3
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -28,8 +29,6 @@ odds = 0.8 * customers["calls"] - 0.05 * customers["months"] + 0.015 * customers
 left = rng.random(2400) < 1 / (1 + np.exp(-odds))
 network = MLPClassifier(hidden_layer_sizes=(32, 16), alpha=0.1, max_iter=60, random_state=0)
 model = make_pipeline(StandardScaler(), network)
-import warnings
-
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # sixty passes are enough here
     model.fit(customers[:1200], left[:1200])
