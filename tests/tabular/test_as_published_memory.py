@@ -90,7 +90,7 @@ def test_a_limit_that_holds_nothing_names_what_is_needed() -> None:
         ValueError, match=r"memory is 1,000 bytes but this calibration needs at least [\d,]+"
     ) as e:
         complement().fit(X, engine=Local(memory=1000))
-    needed = int(str(e.value).split()[-1].replace(",", "").rstrip("."))
+    needed = int(str(e.value).partition("at least ")[2].partition(";")[0].replace(",", ""))
     complement().fit(X, engine=Local(memory=needed))
     with pytest.raises(ValueError, match="needs at least"):
         complement().fit(X, engine=Local(memory=needed - 2))

@@ -617,9 +617,9 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _repr_html_(self) -> str:
         title = f"{type(self).__name__} of {type(self.explainer).__name__}"
-        if not hasattr(self, "_fit"):
+        if not hasattr(self, "_contents"):
             return notebook.card(title, notebook.line("No rows yet: call fit with rows."))
-        labels = "with labels" if self._fit.labelled else "without labels"
+        labels = "with labels" if self._contents.labelled else "without labels"
         rows = f"{count(len(self), 'row')} {labels}, compared by {self.space}"
         return notebook.card(title, notebook.line(rows))
 
