@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from nobsp import NObSP
-from nobsp.tabular.correction import Trial, try_terms
+from nobsp.tabular.correction import Trial, factor_memory, solve_ridge, try_terms
 from nobsp.tabular.setting import Sample
 from tests.tabular.nets import additive, net, one_product, table
+from tests.tolerances import assert_same_to_rounding, rounding
 
 
 def trained(X: torch.Tensor, y: torch.Tensor, *, epochs: int, width: int = 32) -> nn.Module:
@@ -236,3 +237,24 @@ def test_where_little_is_left_a_term_that_explains_most_of_it_is_put_in(
     trial = Trial(terms=((0, 1), (0, 2)), least_relative_gain=0.005, least_gain=1e-5, by_size=True)
     chosen = paying(columns.sum(1, keepdim=True) + noise, columns, trial)
     assert ((0, 2) in chosen) == is_kept
+
+
+def test_solves_that_share_memory_are_those_of_the_system() -> None:
+    rows = torch.randn(60, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gram = rows.T @ rows / len(rows)
+    before = gram.clone()
+    cross = rows[:8, :2].clone()
+    memory = factor_memory(gram)
+
+    for ridge in (1.0, 1e-3):
+        system = gram + ridge * torch.eye(8, dtype=torch.float64)
+        expected = torch.linalg.solve(system, cross)
+        within = rounding(operations=64, condition=float(torch.linalg.cond(system)))
+        solution = solve_ridge(gram, cross, ridge, memory=memory)
+        assert_same_to_rounding(solution, expected, within=within)
+
+    # Where nothing makes it definite, the least-norm solution is taken.
+    singular = torch.ones(8, 8, dtype=torch.float64)
+    least = solve_ridge(singular, singular[:, :1], 0.0, memory=memory)
+    assert_same_to_rounding(least, torch.full_like(least, 1 / 8), within=rounding(operations=64))
+    assert torch.equal(gram, before)

@@ -14,7 +14,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from nobsp import NObSP
-from nobsp.tabular.grids import UnansweredError, last_answered, run_where_answered
+from nobsp.tabular.grids import (
+    Tabulator,
+    UnansweredError,
+    answered_nodes,
+    draw_rows,
+    last_answered,
+    run_where_answered,
+)
 
 Array = NDArray[np.float64]
 
@@ -227,3 +234,34 @@ def test_a_flag_has_no_points_between_its_values() -> None:
     explainer = NObSP(trees.fit(rows, rows[:, 0] + rows[:, 1])).fit(rows)
     curve = explainer.curves()
     assert curve.x[curve.feature == "x0"].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_background_rows_are_not_written_to(nodes: int) -> None:
+    background = torch.arange(8.0, dtype=torch.float64).view(4, 2)
+    before = background.clone()
+    weight = torch.eye(2, dtype=torch.float64)
+    tabulate = Tabulator(lambda rows: rows, background, weight, batch_size=64)
+    values = torch.full((nodes, 1), 9.0, dtype=torch.float64)
+
+    means = tabulate.rows([1], values)
+
+    assert torch.equal(background, before)
+    assert means.tolist() == [[3.0, 9.0]] * nodes
+
+
+def test_answers_that_overflow_when_added_up_are_answers() -> None:
+    large = torch.full((3, 1), 1.7e308, dtype=torch.float64)
+    outputs = torch.zeros(2, 3, 1)
+
+    assert answered_nodes(large, outputs).tolist() == [True, True, True]
+
+    large[1] = torch.nan
+    assert answered_nodes(large, outputs).tolist() == [True, False, True]
+
+
+def test_rows_with_missing_numbers_have_background_rows() -> None:
+    rows = torch.arange(20.0).view(10, 2)
+    rows[::2, 0] = torch.nan
+
+    assert draw_rows(rows, 4).tolist() == [0, 1, 2, 3]

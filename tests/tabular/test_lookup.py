@@ -76,6 +76,21 @@ def test_a_missing_number_has_a_node_or_none() -> None:
     assert np.isnan(read(grid, [np.nan, 0.0], [0.5, np.nan])[1, 0])
 
 
+def test_rows_that_are_remembered_on_an_axis_are_read_alike() -> None:
+    axis = NumberAxis(0, np.array([0.0, 1.0]), missing=True)
+    line = TermTable((0,), (axis,), np.array([[2.0], [4.0], [7.0]]))
+    grid = TermTable(
+        (0, 1), (axis, NumberAxis(1, np.array([0.0, 1.0]))), np.arange(6.0).reshape(3, 2, 1)
+    )
+    columns = {0: np.array([np.nan, 0.5, 3.0]), 1: np.array([0.5, 2.0, -1.0])}
+    remembered = Chunk(columns, slice(0, 3), remembers=True)
+
+    for _ in range(2):
+        # A line goes on beyond its ends, where a grid on the same axis is held.
+        assert line(remembered)[:, 0].tolist() == [7.0, 3.0, 8.0]
+        assert grid(remembered)[:, 0].tolist() == [4.5, 2.0, 2.0]
+
+
 def test_a_level_that_is_not_known_has_the_mean() -> None:
     one = TermTable((0,), (LevelAxis((0,), ("oslo", "rome")),), np.array([[1.0], [-1.0]]))
     assert read(one, np.array(["rome", "paris", None, "oslo"], dtype=object))[:, 0].tolist() == [

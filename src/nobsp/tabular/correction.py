@@ -90,7 +90,9 @@ class Regression:
         """Products of the design by fold, (folds, columns, columns)."""
         if self.whole is not None:
             regression, columns = self.whole
-            return regression.products[:, columns][:, :, columns]
+            if isinstance(columns, slice):
+                return regression.products[:, columns, columns]
+            return regression.products.index_select(1, columns).index_select(2, columns)
 
         n_columns = self.design.shape[1]
         products = torch.empty(self.n_folds, n_columns, n_columns, dtype=torch.float64)
@@ -308,7 +310,10 @@ def _with_neighbours(positions: Collection[int], count: int) -> set[int]:
 
 def _predict(system: Tensor, right: Tensor, seen: Tensor, strengths: Sequence[float]) -> Tensor:
     """Predictions of some rows at every strength, (strengths, rows, outputs)."""
-    solutions = torch.stack([solve_ridge(system, right, strength) for strength in strengths], 1)
+    memory = factor_memory(system)
+    solutions = torch.stack(
+        [solve_ridge(system, right, strength, memory=memory) for strength in strengths], 1
+    )
     # One product for all strengths.
     predictions = seen @ solutions.flatten(1)
     return predictions.view(len(seen), *solutions.shape[1:]).movedim(1, 0)
@@ -354,15 +359,31 @@ def fit_correction(regression: Regression, alphas: Tensor) -> Correction:
     return Correction(delta, ridge, alphas)
 
 
-def solve_ridge(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
-    """(G + λI)⁻¹ c; the least-norm solution where λ is too small to make it definite."""
-    system = gram.clone()
-    system.diagonal().add_(ridge)
-    factor, failed = torch.linalg.cholesky_ex(system)
+def solve_ridge(
+    gram: Tensor, cross: Tensor, ridge: float, *, memory: Tensor | None = None
+) -> Tensor:
+    """(G + λI)⁻¹ c; the least-norm solution where λ is too small to make it definite.
+
+    `memory` of `factor_memory` is written over. Solves that follow each other share it: to take and give back
+    megabytes for each takes as long as the factors themselves.
+    """
+    factor = factor_memory(gram) if memory is None else memory
+    factor.copy_(gram)
+    factor.diagonal().add_(ridge)
+    failed = torch.empty(0, dtype=torch.int32)
+    torch.linalg.cholesky_ex(factor, out=(factor, failed))
     if not int(failed):
         return torch.cholesky_solve(cross, factor)
+
+    system = gram.clone()
+    system.diagonal().add_(ridge)
     least: Tensor = torch.linalg.pinv(system, hermitian=True) @ cross
     return least
+
+
+def factor_memory(gram: Tensor) -> Tensor:
+    """Memory for a factor of a matrix, column by column as the solver wants it."""
+    return torch.empty_like(gram, memory_format=torch.contiguous_format).mT
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ forward rows, planned, counted, limited and announced, and how fine tables are.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -145,8 +146,10 @@ class Tabulator:
             return table
 
         sizes = [len(points) for points in features]
-        nodes = torch.cartesian_prod(*map(torch.arange, sizes)).view(-1, len(sizes))
-        sides = [points.inputs[index] for points, index in zip(features, nodes.T, strict=True)]
+        sides = [
+            _repeat_side(points.inputs, side=side, sizes=sizes)
+            for side, points in enumerate(features)
+        ]
         columns = [column for points in features for column in points.columns]
 
         means = []
@@ -208,7 +211,7 @@ class Tabulator:
             )
             self._failure = failure or self._failure
             representations.append(representation)
-        return torch.cat(representations)
+        return join(representations)
 
     def rows(self, columns: Sequence[int], values: Tensor) -> Tensor:
         """Representation of features that have no table, averaged over the background."""
@@ -224,9 +227,23 @@ class Tabulator:
         count = len(self.background)
         nodes_at_once = max(self._batch_size // count, 1)
         for part in torch.split(values, nodes_at_once):
-            rows = self.background.repeat(len(part), 1)
-            rows[:, list(columns)] = part.to(rows.dtype).repeat_interleave(count, 0)
-            yield self.run(rows, group=count).view(len(part), count, -1)
+            repeated = self.background.expand(len(part), *self.background.shape)
+            rows = repeated.clone(memory_format=torch.contiguous_format)
+            for position, column in enumerate(columns):
+                rows[:, :, column] = part[:, position, None].to(rows.dtype)
+            yield self.run(rows.flatten(0, 1), group=count).view(len(part), count, -1)
+
+
+def _repeat_side(inputs: Tensor, *, side: int, sizes: Sequence[int]) -> Tensor:
+    """The points of one side of a grid at all nodes, the last side running fastest, (nodes, columns)."""
+    shape = [1] * len(sizes)
+    shape[side] = sizes[side]
+    return inputs.reshape(*shape, -1).expand(*sizes, -1).flatten(0, -2)
+
+
+def join(parts: Sequence[Tensor]) -> Tensor:
+    """Parts one below the other; a single one as it is, without a copy."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 # ---------------------------------------------------------------------- where the model answers
@@ -263,6 +280,10 @@ def run_where_answered(
 
 def answered_nodes(mean: Tensor, outputs: Tensor) -> BoolArray:
     """Which nodes of a grid have finite answers over all background rows."""
+    # A finite sum has finite parts only, and is had sooner than a look at each of them.
+    if math.isfinite(float(mean.sum()) + float(outputs.sum())):
+        return np.ones(mean.shape[:-1], dtype=bool)
+
     finite = mean.isfinite().all(-1)
     # Outputs are kept in single precision, where they may overflow although their mean does not.
     finite &= outputs.isfinite().all(-1).all(0)
@@ -610,16 +631,15 @@ def draw_rows(rows: Tensor, count: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     scaled = _standardize(rows.to(torch.float64))
     compared = scaled[torch.randperm(len(rows), generator=generator)[:_ROWS_OF_A_DRAW]]
+    draws = torch.stack(
+        [torch.randperm(len(rows), generator=generator)[:count] for _ in range(_DRAWS)]
+    )
 
-    best = torch.arange(count)
-    least = float("inf")
-    for _ in range(_DRAWS):
-        drawn = torch.randperm(len(rows), generator=generator)[:count]
-        distance = _energy_distance(scaled[drawn], compared)
-        if distance < least:
-            best = drawn
-            least = distance
-    return best
+    distances = _energy_distances(scaled, draws, compared)
+    is_known = distances.isfinite()
+    if not bool(is_known.any()):  # with missing numbers in every draw
+        return torch.arange(count)
+    return draws[int(torch.where(is_known, distances, torch.inf).argmin())]
 
 
 def _standardize(rows: Tensor) -> Tensor:
@@ -628,12 +648,16 @@ def _standardize(rows: Tensor) -> Tensor:
     return (rows - rows.mean(0)) / torch.where(spread > 0, spread, 1.0)
 
 
-def _energy_distance(drawn: Tensor, compared: Tensor) -> float:
-    """2 E|a − b| − E|a − a'|, less what does not depend on the draw."""
-    pairs = len(drawn) * (len(drawn) - 1)
-    within = torch.cdist(drawn, drawn).sum() / max(pairs, 1)
-    across = torch.cdist(drawn, compared).mean()
-    return float(2 * across - within)
+def _energy_distances(rows: Tensor, draws: Tensor, compared: Tensor) -> Tensor:
+    """2 E|a − b| − E|a − a'| of every draw, less what does not depend on it; all draws at once."""
+    n_draws, count = draws.shape
+    drawn = rows[draws]
+    within = torch.cdist(drawn, drawn).sum((1, 2)) / max(count * (count - 1), 1)
+
+    # A row that several draws have is compared once.
+    distinct, position = torch.unique(draws, return_inverse=True)
+    away = torch.cdist(rows[distinct], compared).mean(1)
+    return 2 * away[position].view(n_draws, count).mean(1) - within
 
 
 def _shift_to_mean(

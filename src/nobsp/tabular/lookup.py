@@ -265,10 +265,9 @@ class TermTable:
         for axis, size in zip(self.axes, sizes, strict=False):
             stride //= size
             if isinstance(axis, NumberAxis):
-                segments, along = self._segments(axis, rows)
+                segments, along = rows.along(axis, held=len(self.axes) > 1)
                 corners.append((stride, along))
-                segments *= stride
-                nodes += segments
+                nodes += segments if stride == 1 else segments * stride
                 continue
 
             places, has_unseen = rows.places(axis)
@@ -278,20 +277,6 @@ class TermTable:
                 places = np.where(unknown, 0, places)
             nodes += places * stride
         return nodes, corners, unseen
-
-    def _segments(self, axis: NumberAxis, rows: Chunk) -> tuple[Places, Array]:
-        """Segment of each row along an axis, and how far along it; a grid is held at its edges."""
-        x = rows.numbers(axis.column)
-        is_absent = np.isnan(x) if axis.missing else None
-        if len(self.axes) > 1:
-            x = np.clip(x, axis.knots[0], axis.knots[-1])
-
-        segments = axis.segments(x)
-        along = axis.along(x, segments)
-        if is_absent is not None and is_absent.any():
-            segments[is_absent] = len(axis.knots)
-            along[is_absent] = 0.0
-        return segments, along
 
     def _read_line(self, rows: Chunk) -> Array:
         """A function of one number: value and slope at the knot before each row."""
@@ -328,12 +313,20 @@ class Chunk:
     """Some rows of a table whose columns are read when they are asked for, each once."""
 
     def __init__(
-        self, columns: Mapping[int, AnyArray], rows: slice, names: Sequence[str] | None = None
+        self,
+        columns: Mapping[int, AnyArray],
+        rows: slice,
+        names: Sequence[str] | None = None,
+        *,
+        remembers: bool = False,
     ) -> None:
         self.count = rows.stop - rows.start
         self._columns = columns
         self._rows = rows
         self._names = names
+        # Where rows lie on axes that many tables share; takes memory for every axis.
+        self._remembers = remembers
+        self._along: dict[tuple[NumberAxis, bool], tuple[Places, Array]] = {}
         self._numbers: dict[int, Array] = {}
         self._places: dict[tuple[int, ...], tuple[Places, bool]] = {}
 
@@ -365,6 +358,26 @@ class Chunk:
                 numbers = np.where(np.isinf(numbers), np.nan, numbers)
             self._numbers[position] = numbers
         return self._numbers[position]
+
+    def along(self, axis: NumberAxis, *, held: bool) -> tuple[Places, Array]:
+        """Segment of each row along an axis, and how far along it; `held` at its ends. Not to be written to."""
+        known = self._along.get((axis, held))
+        if known is not None:
+            return known
+
+        x = self.numbers(axis.column)
+        is_absent = np.isnan(x) if axis.missing else None
+        if held:
+            x = np.clip(x, axis.knots[0], axis.knots[-1])
+        segments = axis.segments(x)
+        along = axis.along(x, segments)
+        if is_absent is not None and is_absent.any():
+            segments[is_absent] = len(axis.knots)
+            along[is_absent] = 0.0
+
+        if self._remembers:
+            self._along[axis, held] = segments, along
+        return segments, along
 
     def absent(self, position: int) -> NDArray[np.bool_]:
         """Which numbers of a column are missing; infinite ones are not."""

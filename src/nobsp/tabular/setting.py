@@ -804,8 +804,8 @@ class Sample:
         return len(self.inputs)
 
     def chunk(self) -> Chunk:
-        """All rows, to be read from tables."""
-        return Chunk(self.own, slice(0, len(self)))
+        """All rows, to be read from tables, many of which have axes in common."""
+        return Chunk(self.own, slice(0, len(self)), remembers=True)
 
     def in_canonical_order(self) -> Sample:
         """The same rows in an order that follows from their contents alone: equal rows lie side by side.
