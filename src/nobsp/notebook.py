@@ -154,7 +154,7 @@ def _finding(finding: FindingLike) -> str:
     subject = f"<b>{html.escape(finding.subject)}</b>: " if finding.subject else ""
     return (
         f"<div style='border-left:3px solid {colour};padding-left:.6em;margin:.25em 0'>"
-        f"<span style='color:{colour}'>{html.escape(finding.severity)}</span> "
+        f"<span style='opacity:.75'>{html.escape(finding.severity)}</span> "
         f"{subject}{html.escape(finding.message)}</div>"
     )
 
