@@ -13,6 +13,7 @@ from nobsp.arguments import count, join_names, require_number, require_whole_num
 from nobsp.base import Finding, sort_findings
 from nobsp.comparison.changes import (
     RESOLUTION,
+    Changes,
     false_discovery_rates,
     measure_changes,
     p_values_of_gaps,
@@ -142,17 +143,11 @@ def compare(
         if kind == "functions"
         else None
     )
-    p_values = (
-        changes.p_values
-        if changes is not None
-        else _p_values_of_gaps(stacks, sampled, estimates["gap"].value)
-    )
     explained = _explained(sides) if kind == "functions" else None
-    if explained is not None and changes is not None:
-        # Two models that predict the same are one: whatever their functions differ by is calibration.
-        are_one = np.isnan(explained) & np.isfinite(p_values)
-        p_values = np.where(are_one, 1.0, p_values)
-
+    if changes is None:
+        p_values = _p_values_of_gaps(stacks, sampled, estimates["gap"].value)
+    else:
+        p_values = _p_values_of_changes(changes, explained)
     # What has no test is neither a term nor a discovery.
     is_term = np.array([entry in stacks.term_labels for entry in stacks.entries])
     p_values = np.where(is_term[:, None], p_values, np.nan)
@@ -181,6 +176,14 @@ def compare(
         sides=sides,
     )
     return replace(comparison, findings=sort_findings(_findings(comparison, stacks)))
+
+
+def _p_values_of_changes(changes: Changes, explained: FloatArray | None) -> FloatArray:
+    """Those of changed functions; two models that predict the same are one, and what differs is calibration."""
+    if explained is None:
+        return changes.p_values
+    are_one = np.isnan(explained) & np.isfinite(changes.p_values)
+    return np.where(are_one, 1.0, changes.p_values)
 
 
 def _require_draws_beyond(confidence: float, draws: int) -> None:

@@ -70,25 +70,16 @@ class Drawn:
 
 def draw(stacks: Stacks, *, draws: int, generator: np.random.Generator) -> Sampled:
     """Draws rows and functions anew."""
-    first, second = stacks.sides
     squares = None
     if stacks.kind == "functions":
-        values = stacks.values[0]
-        difference = values[:, 0] - values[:, 1]
-        centred = difference - first.mean(difference)
-        everything = np.concatenate([values, np.square(centred)[:, None], centred[:, None]], axis=1)
-        means = draw_means(everything, first.weights, first.units, draws=draws, generator=generator)
-        squares = means[:, 2] - np.square(means[:, 3])
-        rows = (means[:, :2], means[:, :2])
+        means, squares = _draw_differences(stacks, draws, generator)
+        rows = (means, means)
     else:
-        rows = (
-            draw_means(
-                stacks.values[0], first.weights, first.units, draws=draws, generator=generator
-            ),
-            draw_means(
-                stacks.values[1], second.weights, second.units, draws=draws, generator=generator
-            ),
+        on_first, on_second = (
+            draw_means(values, side.weights, side.units, draws=draws, generator=generator)
+            for values, side in zip(stacks.values, stacks.sides, strict=True)
         )
+        rows = (on_first, on_second)
 
     if stacks.scatter is not None:
         combinations = stacks.scatter.draw(draws, generator)
@@ -109,6 +100,19 @@ def draw(stacks: Stacks, *, draws: int, generator: np.random.Generator) -> Sampl
         means = _mean_deviations(stacks, deviation, bases[model])
         moved[model, on_rows] = means[copy % len(means)]
     return Sampled(rows=rows, squares=squares, moved=moved, copy=copy, combinations=None)
+
+
+def _draw_differences(
+    stacks: Stacks, draws: int, generator: np.random.Generator
+) -> tuple[FloatArray, FloatArray]:
+    """In every draw the means of two models on the same rows, and the variance of their difference."""
+    side = stacks.sides[0]
+    values = stacks.values[0]
+    difference = values[:, 0] - values[:, 1]
+    centred = difference - side.mean(difference)
+    columns = np.concatenate([values, np.square(centred)[:, None], centred[:, None]], axis=1)
+    means = draw_means(columns, side.weights, side.units, draws=draws, generator=generator)
+    return means[:, :2], means[:, 2] - np.square(means[:, 3])
 
 
 def _mean_deviations(stacks: Stacks, deviation: Deviations, base: FloatArray | None) -> FloatArray:

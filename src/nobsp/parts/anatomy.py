@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -318,31 +318,42 @@ def dissect(record: Callable[[Tensor], Tape], rows: Tensor, detail: Detail) -> A
         parts = merge_blocks(parts)
 
     last = stream.joins[-1].value if stream.joins else start
+    anatomy = Anatomy(
+        stream=stream,
+        parts=parts,
+        layouts={},
+        ways=_ways_between_joins(graph, stream, start),
+        tail=find_segments(graph, last, stream.output),
+        joins=tuple(two.plan(frozenset(_terms_of(join)), join.value) for join in stream.joins),
+        heads=_segments_of_heads(two, parts),
+        start=start,
+        probe=two,
+    )
+    return _with_layouts(anatomy, three, flipped)
+
+
+def _ways_between_joins(
+    graph: Graph, stream: Stream, start: int
+) -> tuple[tuple[Segment, ...], ...]:
+    """The trunk's own steps from each place where something is added to the next."""
     ways = []
     before = start
     for join in stream.joins:
         trunk = before if join.trunk is None else join.trunk
         ways.append(find_segments(graph, before, trunk))
         before = join.value
-    heads = {}
+    return tuple(ways)
+
+
+def _segments_of_heads(tape: Tape, parts: Sequence[Part]) -> dict[int, Segment]:
+    """Of heads that are told apart before they are projected, the steps from there to what they add."""
+    segments = {}
     for part in parts:
         for source, _ in part.pieces:
             if source.value != source.term:
-                plan = two.plan(frozenset([source.value]), source.term)
-                heads[source.value] = Segment(source.value, source.term, "linear", plan)
-
-    anatomy = Anatomy(
-        stream=stream,
-        parts=parts,
-        layouts={},
-        ways=tuple(ways),
-        tail=find_segments(graph, last, stream.output),
-        joins=tuple(two.plan(frozenset(_terms_of(join)), join.value) for join in stream.joins),
-        heads=heads,
-        start=start,
-        probe=two,
-    )
-    return _with_layouts(anatomy, three, flipped)
+                plan = tape.plan(frozenset([source.value]), source.term)
+                segments[source.value] = Segment(source.value, source.term, "linear", plan)
+    return segments
 
 
 def _require_repeatable(graph: Graph, stream: Stream) -> None:

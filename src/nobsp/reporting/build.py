@@ -114,8 +114,8 @@ def report(
     if class_names is not None:
         class_names = names_of("class_names", class_names)
     if _are_confusions(subject):
-        images = subject.images if images is None else images
-        labels = subject.labels if labels is None else labels
+        images = _or_default(images, subject.images)
+        labels = _or_default(labels, subject.labels)
         subject = subject.maps
 
     kind = _kind_of(subject)
@@ -139,14 +139,10 @@ def report(
     )
     if kind == "table":
         data["table"] = _table_section(subject, shared, hits=hits, truth=truth)
-    elif kind in ("images", "neighbours"):
-        data["pictures"] = _pictures_section(
-            subject if kind == "images" else None,
-            hits if kind == "images" else subject,
-            shared,
-            images=images,
-            gallery=gallery,
-        )
+    elif kind == "neighbours":
+        data["pictures"] = _pictures_section(None, subject, shared, images=images, gallery=gallery)
+    elif kind == "images":
+        data["pictures"] = _pictures_section(subject, hits, shared, images=images, gallery=gallery)
 
     section = data["table"] or data["pictures"] or {}
     audited = subject if kind == "audit" else audit
@@ -155,6 +151,11 @@ def report(
         data["audit"] = audit_for_page(audited, rows=rows, names=names, classes=classes)
     data["title"] = title or _usual_title(kind, count(rows, section.get("noun", "row")))
     return _write(render(data), target)
+
+
+def _or_default(value: Any, default: Any) -> Any:
+    """What the caller passed, or what the subject itself has."""
+    return default if value is None else value
 
 
 @dataclass(frozen=True, eq=False)

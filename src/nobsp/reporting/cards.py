@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nobsp._typing import AnyArray, ArrayLike, TableLike
+from nobsp._typing import AnyArray, ArrayLike, FloatArray, TableLike
 from nobsp.arguments import array_of, count, quote, require_mapping, require_text
 from nobsp.base import Finding
 from nobsp.comparison import Comparison, compare
@@ -436,44 +436,17 @@ def _listed(names: Sequence[str]) -> str:
 
 def _functions_section(numbers: Mapping[str, Any], outputs: Sequence[str]) -> Section:
     """The strongest functions with their bands; levels of categories as bars."""
-    blocks: list[Block] = []
+    lines: list[Block] = []
     categories: list[Block] = []
     for curve in numbers["curves"]:
         title = curve["feature"]
         if len(outputs) > 1:
             title = f"{curve['output']}: {title}"
-        is_number = [
-            x is not None and not level for x, level in zip(curve["x"], curve["level"], strict=True)
-        ]
-        if any(is_number) and sum(is_number) > 1:
-            rows = [row for row, chosen in enumerate(is_number) if chosen]
-
-            def column(name: str, curve: Any = curve, rows: list[int] = rows) -> Any:
-                return np.array([curve[name][row] for row in rows], dtype=np.float64)
-
-            lower, upper = column("lower"), column("upper")
-            has_band = bool(np.isfinite(lower).all() and np.isfinite(upper).all())
-            line = Line(
-                curve["feature"],
-                column("x"),
-                column("value"),
-                low=lower if has_band else None,
-                high=upper if has_band else None,
-            )
-            blocks.append(Curve(title, (line,)))
-            continue
-        bars = tuple(
-            Bar(level or number_text(x), value, _or_nan(low), _or_nan(high))
-            for x, level, value, low, high in zip(
-                curve["x"],
-                curve["level"],
-                curve["value"],
-                curve["lower"],
-                curve["upper"],
-                strict=True,
-            )
-        )
-        categories.append(Bars(title, bars))
+        line = _line_of(curve)
+        if line is not None:
+            lines.append(Curve(title, (line,)))
+        else:
+            categories.append(Bars(title, _bars_of(curve)))
     terms = Grid(
         "Mean absolute contribution on these rows",
         ("term", "size" if len(outputs) == 1 else f"size for {', '.join(outputs[:MOST_OUTPUTS])}"),
@@ -487,7 +460,38 @@ def _functions_section(numbers: Mapping[str, Any], outputs: Sequence[str]) -> Se
         title="Functions",
         lead=f"What each of the strongest features adds to {_shown_outputs(outputs)}, on average over the other "
         "features' values; bands are 90%, over other calibration rows.",
-        blocks=(*blocks, *categories, terms),
+        blocks=(*lines, *categories, terms),
+    )
+
+
+def _line_of(curve: Mapping[str, Any]) -> Line | None:
+    """A function of numbers with its band; None for the levels of a category."""
+    points = zip(curve["x"], curve["level"], strict=True)
+    rows = [row for row, (x, level) in enumerate(points) if x is not None and not level]
+    if len(rows) < 2:
+        return None
+
+    def column(name: str) -> FloatArray:
+        return np.array([curve[name][row] for row in rows], dtype=np.float64)
+
+    lower = column("lower")
+    upper = column("upper")
+    has_band = bool(np.isfinite(lower).all() and np.isfinite(upper).all())
+    return Line(
+        curve["feature"],
+        column("x"),
+        column("value"),
+        low=lower if has_band else None,
+        high=upper if has_band else None,
+    )
+
+
+def _bars_of(curve: Mapping[str, Any]) -> tuple[Bar, ...]:
+    """The levels of a category, each with its interval."""
+    columns = (curve[name] for name in ("x", "level", "value", "lower", "upper"))
+    return tuple(
+        Bar(level or number_text(x), value, _or_nan(low), _or_nan(high))
+        for x, level, value, low, high in zip(*columns, strict=True)
     )
 
 

@@ -189,9 +189,8 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
 
         measured = sample.some(MEASURED_DIRECTLY if terms.direct else MEASURED_ROWS)
         values = _contributions(terms, represent, measured, options.batch_size)
-        at_baseline = _contributions(
-            terms, represent, setting.baseline_sample(), options.batch_size
-        )[0]
+        baseline = setting.baseline_sample()
+        at_baseline = _contributions(terms, represent, baseline, options.batch_size)[0]
 
     functions = make_functions(
         setting,

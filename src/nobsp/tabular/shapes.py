@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -194,29 +195,28 @@ def check_shape(
 ) -> ShapeCheck:
     """Follows every row's line; see `NObSP.check_shape`."""
     _require_arguments(shape, tolerance, confidence, most_rows, X)
-    link = _link_of(scale, fitted.functions.link)
     number = _feature_number(fitted, feature)
     names = fitted.functions.output_names
     chosen_output = _chosen_output(output, names)
+    model = _Asked(
+        fitted,
+        represent,
+        output=chosen_output,
+        link=_link_of(scale, fitted.functions.link),
+        batch_size=batch_size,
+    )
     sample = _Sample.of(len(X), most_rows, sample_weight, groups)
     positions = sample.positions
     rows = X if len(positions) == len(X) else take_rows(X, positions)
-    inputs = torch.cat(list(fitted.source(rows, batch_size)))
+    inputs = model.inputs(rows)
 
-    def predict(inputs: Tensor) -> FloatArray:
-        outputs = _predict(fitted, represent, inputs, batch_size)
-        return (outputs if link is None else apply_link(outputs, link))[:, chosen_output]
-
-    def ask(line: _Line) -> FloatArray:
-        return _follow(predict, inputs[:_TRIED_ROWS], line, batch_size)
-
-    line = _line_of(fitted, number, shape, within, chosen_output, ask)
-    outputs = _follow(predict, inputs, line, batch_size)
+    line = _line_of(fitted, number, shape, within, chosen_output, model.trying(inputs))
+    outputs = model.follow(inputs, line)
     if not np.isfinite(outputs).any(1).all():
         raise ValueError("X has rows for which the model gives no finite answer; leave them out.")
 
     if tolerance is None:
-        tolerance = USUAL_TOLERANCE * float(np.nanstd(predict(inputs)))
+        tolerance = USUAL_TOLERANCE * float(np.nanstd(model.predict(inputs)))
     breaks = [_find_break(shape, line.positions, outcome) for outcome in outputs]
     sizes = np.array([size for size, _ in breaks])
     broken = np.flatnonzero(sizes > tolerance)
@@ -225,8 +225,7 @@ def check_shape(
     examples = _Examples.of(fitted, rows, number, line, [(row, breaks[row][1]) for row in worst])
     predictions = np.zeros(0)
     if examples.table is not None:
-        fed = torch.cat(list(fitted.source(examples.table, batch_size)))
-        predictions = predict(fed)
+        predictions = model.predict(model.inputs(examples.table))
 
     rate = sample.share_of(broken)
     _, bound = clopper_pearson(rate * sample.n_draws, sample.n_draws, confidence)
@@ -399,23 +398,29 @@ def _line_of(
     low, high = _read_range(within, feature.span)
     steep = _values_where_steep(axis.knots, table.values[: len(axis.knots), output], low, high)
     if not fitted.adapted.steps:
-        inputs = input_values(fitted.columns, fitted.adapted, number, steep[:, None])
-        return _Line(steep, inputs, columns, steep, exact=False, within=(low, high))
+        return _number_line(fitted, number, steep, (low, high), exact=False)
 
     # Between two thresholds nothing changes. Slopes need both sides of each, levels only one.
     steps = fitted.adapted.steps.get(feature.columns[0], np.zeros((0, 2)))
     sides = steps.ravel() if shape in ("convex", "concave") else steps[:, 1:].ravel()
     inner = sides[(sides > low) & (sides <= high)]
     values = np.unique(np.concatenate([[low], inner, [high]]))
-    inputs = input_values(fitted.columns, fitted.adapted, number, values[:, None])
-    line = _Line(values, inputs, columns, values, exact=True, within=(low, high))
+    line = _number_line(fitted, number, values, (low, high), exact=True)
     if _is_constant_between(line, steps, lambda x: _between(fitted, number, x), ask):
         return line
 
     # Trees with a line in every leaf, for example.
     values = np.unique(np.concatenate([values, steep]))
+    return _number_line(fitted, number, values, (low, high), exact=False)
+
+
+def _number_line(
+    fitted: Fitted, number: int, values: FloatArray, within: tuple[float, float], *, exact: bool
+) -> _Line:
+    """Some values of a feature that is a number."""
+    columns = list(fitted.columns.features.columns[number])
     inputs = input_values(fitted.columns, fitted.adapted, number, values[:, None])
-    return _Line(values, inputs, columns, values, exact=False, within=(low, high))
+    return _Line(values, inputs, columns, positions=values, exact=exact, within=within)
 
 
 def _between(fitted: Fitted, number: int, values: FloatArray) -> Tensor:
@@ -490,26 +495,45 @@ def _values_where_steep(
 # ---------------------------------------------------------------------- asking
 
 
-def _follow(
-    predict: Callable[[Tensor], FloatArray], rows: Tensor, line: _Line, batch_size: int
-) -> FloatArray:
-    """What the model says along every row's line, (rows, values)."""
-    n_values = len(line.values)
-    outcomes = np.empty(len(rows) * n_values)
-    for numbers in torch.split(torch.arange(len(outcomes)), batch_size):
-        inputs = rows[numbers // n_values].clone()
-        inputs[:, line.columns] = line.inputs[numbers % n_values].to(inputs)
-        outcomes[numbers.numpy()] = predict(inputs)
-    return outcomes.reshape(len(rows), n_values)
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """One output of the model, on the scale that was asked for."""
 
+    fitted: Fitted
+    represent: Represent
+    output: int
+    link: str | None  # what is applied to the outputs; None for nothing
+    batch_size: int
 
-def _predict(fitted: Fitted, represent: Represent, rows: Tensor, batch_size: int) -> FloatArray:
-    """The model's outputs for rows as the network takes them."""
-    parts = []
-    for batch in torch.split(rows, batch_size):
-        representation = represent(as_model_takes(batch, fitted.readout))
-        parts.append(fitted.readout.logits(representation).cpu().double())
-    return np.asarray(torch.cat(parts).numpy())
+    def inputs(self, rows: TableLike) -> Tensor:
+        """Rows of the caller's as the network takes them."""
+        return torch.cat(list(self.fitted.source(rows, self.batch_size)))
+
+    def predict(self, inputs: Tensor) -> FloatArray:
+        """The output for rows as the network takes them."""
+        readout = self.fitted.readout
+        parts = []
+        for batch in torch.split(inputs, self.batch_size):
+            representation = self.represent(as_model_takes(batch, readout))
+            parts.append(readout.logits(representation).cpu().double())
+        outputs = np.asarray(torch.cat(parts).numpy())
+        if self.link is not None:
+            outputs = apply_link(outputs, self.link)
+        return outputs[:, self.output]
+
+    def follow(self, rows: Tensor, line: _Line) -> FloatArray:
+        """What the model says along every row's line, (rows, values)."""
+        n_values = len(line.values)
+        outcomes = np.empty(len(rows) * n_values)
+        for numbers in torch.split(torch.arange(len(outcomes)), self.batch_size):
+            inputs = rows[numbers // n_values].clone()
+            inputs[:, line.columns] = line.inputs[numbers % n_values].to(inputs)
+            outcomes[numbers.numpy()] = self.predict(inputs)
+        return outcomes.reshape(len(rows), n_values)
+
+    def trying(self, inputs: Tensor) -> Ask:
+        """Follows the lines of the first few rows."""
+        return partial(self.follow, inputs[:_TRIED_ROWS])
 
 
 # ---------------------------------------------------------------------- judging
