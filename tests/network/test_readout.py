@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.network import Readout
-from nobsp.network.guest import NotAFunctionError
+from nobsp.network.readout import NotAFunctionError
 from tests.processes import LONGEST_RUN, run_threads
 from tests.tolerances import SINGLE, assert_all_same_to_rounding, assert_same_to_rounding
 

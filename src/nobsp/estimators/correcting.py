@@ -16,7 +16,14 @@ from nobsp._typing import AnyArray, FloatArray, IntArray, TableLike
 from nobsp.tabular.editing import Rows, record
 from nobsp.tabular.explanation import apply_link
 from nobsp.tabular.functions import Functions
-from nobsp.tabular.heights import Block, Ridge, add_tables, blocks_of, relative_penalties
+from nobsp.tabular.heights import (
+    Block,
+    Ridge,
+    add_tables,
+    blocks_of,
+    relative_penalties,
+    tables_of_blocks,
+)
 from nobsp.tabular.lookup import TermTable, read_tables
 
 # Candidates for the strength, from a free step to hardly any.
@@ -192,12 +199,7 @@ def _with_steps(problem: _Problem, steps: list[FloatArray]) -> Functions:
     functions = problem.functions
     n_heights = problem.heights.shape[1]
     coefficients = np.stack(steps, axis=1)
-    corrections = {}
-    start = 0
-    for block in problem.blocks:
-        stop = start + block.design.shape[1]
-        corrections[(block.feature,)] = block.table(coefficients[start:stop])
-        start = stop
+    corrections = tables_of_blocks(problem.blocks, coefficients)
     factors = {
         functions.tables[k].features: 1.0 + coefficients[n_heights + row]
         for row, k in enumerate(problem.interactions)

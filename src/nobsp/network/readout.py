@@ -1,4 +1,9 @@
-"""Finds the linear head of a model by running it, and reads the representation that enters it."""
+"""Finds the linear head of a model by running it, and reads the representation that enters it.
+
+A model must be a function of its row: the same output for a row every time, whatever rows are beside it.
+
+In this order: the head and the readout, how a head is found, a function of its row, layers by name.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import dataclasses
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -14,8 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nobsp.arguments import join_names
+from nobsp.arguments import join_names, suggest
 from nobsp.network.guest import (
+    GlobalGeneratorStates,
     Place,
     Visit,
     catching,
@@ -23,12 +29,8 @@ from nobsp.network.guest import (
     copied_to,
     device_and_dtype,
     evaluation_mode,
-    explain_failure,
-    find_part,
     hooked,
-    plain,
     portable,
-    require_function_of_row,
     unwrap,
 )
 
@@ -790,3 +792,194 @@ def log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool = False) -> Tensor
         return own
     others = logits.scatter(1, target[:, None], -torch.inf)
     return own - others.logsumexp(1)
+
+
+# ---------------------------------------------------------------------- a function of its row
+
+
+# Rows that are tried: a batch mean of 32 rows is far from one of 16, and dear models are not run for long.
+_MOST_ROWS = 32
+# How far outputs may differ, as a share of their spread: sums are rounded differently in batches of other sizes.
+_SHARE_OF_SPREAD = 1e-3
+# The same in units of the model's precision, for outputs that hardly differ from row to row.
+_ROUNDING = 32
+# Precision of products in TensorFloat-32.
+_TF32_EPS = 2.0**-10
+
+Outputs = Mapping[str, Tensor]
+
+
+class NotAFunctionError(ValueError):
+    """The model's output for a row is not determined by the row."""
+
+
+def require_function_of_row(
+    run: Visit,
+    prepare: Callable[[Tensor], Tensor],
+    rows: Tensor,
+    outputs_of: Callable[[Any, int], Outputs],
+    dtype: torch.dtype,
+) -> None:
+    """An error where running the model again, or beside other rows, or in a smaller batch gives something else."""
+    rows = rows[:_MOST_ROWS]
+    count = len(rows)
+    first = outputs_of(run(prepare(rows)), count)
+    with _other_numbers(rows.device, drawn=run.draws_numbers):
+        again = outputs_of(run(prepare(rows)), count)
+
+    tolerance = {path: _tolerance(output, dtype) for path, output in first.items()}
+    difference = _worst(first, again, tolerance)
+    if difference is not None:
+        raise _not_deterministic(difference)
+
+    half = (count + 1) // 2
+    repeated = torch.arange(count, device=rows.device) % half
+    for chosen in (repeated, repeated[:half]):
+        if count < 2:
+            break
+        try:
+            beside = outputs_of(run(prepare(rows[chosen])), len(chosen))
+        except Exception:  # noqa: BLE001 - a model of one batch size; other failures are reported when it is run for real
+            continue
+        expected = {path: output[chosen.cpu()] for path, output in first.items()}
+        difference = _worst(expected, beside, tolerance)
+        if difference is not None and run.draws_numbers:
+            raise _not_deterministic(difference)
+        if difference is not None:
+            raise NotAFunctionError(
+                f"the model's output for a row depends on the other rows of its batch: it differs by up to "
+                f"{difference:.3g} beside other rows. A batch mean, or batch normalisation without running statistics, "
+                "does so; pass a model that treats each row by itself."
+            )
+
+
+def _not_deterministic(difference: float) -> NotAFunctionError:
+    return NotAFunctionError(
+        f"the model is not deterministic: its output for the same row differs by up to {difference:.3g} from one run "
+        "to the next. Pass a model without random numbers or state in evaluation mode, or one that averages them out."
+    )
+
+
+@contextmanager
+def _other_numbers(device: torch.device, *, drawn: bool) -> Iterator[None]:
+    """Lets a model that draws random numbers draw others than before, and puts the generators back."""
+    if not drawn:
+        yield
+        return
+    gpus = [device] if device.type == "cuda" else []
+    global_numbers = GlobalGeneratorStates.now()
+    try:
+        with torch.random.fork_rng(devices=gpus):
+            torch.rand(1, device=device)
+            if global_numbers is not None:
+                global_numbers.move_on()
+            yield
+    finally:
+        if global_numbers is not None:
+            global_numbers.rewind()
+
+
+def _tolerance(output: Tensor, dtype: torch.dtype) -> float:
+    """How far two runs may differ by rounding."""
+    # Models of other libraries take doubles and may work in single precision.
+    eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    if torch.get_float32_matmul_precision() != "highest" or torch.backends.cuda.matmul.allow_tf32:
+        eps = max(eps, _TF32_EPS)
+    known = output[output.isfinite()]
+    if not known.numel():
+        return 0.0
+    spread = float(_spread(output))
+    size = float(known.abs().max())
+    return max(_SHARE_OF_SPREAD, _ROUNDING * eps) * spread + _ROUNDING * eps * size
+
+
+def _spread(output: Tensor) -> Tensor:
+    """The largest range of an output over the rows."""
+    low = torch.where(output.isfinite(), output, torch.inf).amin(0)
+    high = torch.where(output.isfinite(), output, -torch.inf).amax(0)
+    return (high - low).clamp_min(0.0).max()
+
+
+def _worst(expected: Outputs, repeated: Outputs, tolerance: Mapping[str, float]) -> float | None:
+    """The largest difference where one is beyond tolerance; infinite where outputs are missing or no numbers."""
+    for path, output in expected.items():
+        other = repeated.get(path)
+        if other is None or other.shape != output.shape:
+            return torch.inf
+        same = (output == other) | (output.isnan() & other.isnan())
+        differences = torch.where(same, 0.0, (output - other).abs())
+        largest = float(differences.nan_to_num(nan=torch.inf).max())
+        if largest > tolerance[path]:
+            return largest
+    return None
+
+
+# ---------------------------------------------------------------------- layers by name, and what failures mean
+
+
+def plain(name: str) -> str:
+    """A module's name without what `torch.compile` puts into it."""
+    return (name + ".").replace("_orig_mod.", "").rstrip(".")
+
+
+def find_part(
+    module: nn.Module, layer: str | nn.Module, *, argument: str, offer: Iterable[str] = ()
+) -> tuple[str, nn.Module]:
+    """A module of the model that the caller named or passed, with its name; an error offers the likely ones."""
+    parts = {plain(name): part for name, part in module.named_modules(remove_duplicate=False)}
+    if isinstance(layer, nn.Module):
+        original = unwrap(layer)
+        name = next((name for name, part in parts.items() if unwrap(part) is original), None)
+        if name is None:
+            raise ValueError(
+                f"{argument} is a {type(original).__name__} that is not part of the model."
+            )
+        return name, parts[name]
+
+    if not isinstance(layer, str):
+        raise TypeError(
+            f"{argument} must be a layer's name or the layer itself, found {type(layer).__name__}."
+        )
+
+    name = plain(layer)
+    # As a DataParallel wrapper gives it, `module.fc` means `fc`.
+    name = name if name in parts else name.removeprefix("module.")
+    if name not in parts:
+        known = dict.fromkeys([*offer, *filter(None, parts)])
+        raise ValueError(f"{argument}={layer!r} is not in the model; {suggest(name, known)}")
+
+    return name, parts[name]
+
+
+def explain_failure(
+    failure: Exception,
+    x: Tensor,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    embedded: Sequence[int] = (),
+) -> None:
+    """Raise an error that says what to do, if `failure` is one of the known kinds; else return."""
+    said = str(failure)
+    # What torch and oneDNN say when a processor lacks a precision.
+    lacks = "not implemented for" in said or "could not create a primitive" in said
+    if dtype in (torch.float16, torch.bfloat16) and lacks:
+        raise TypeError(
+            f"model is {str(dtype).removeprefix('torch.')} and {device.type} cannot run it in that precision "
+            f"({said}); pass copy.deepcopy(model).float(), or move the model to a device that can."
+        ) from failure
+
+    if "shapes cannot be multiplied" in said and x.ndim == 2:
+        rows = f"rows with {x.shape[1]} columns ({said})"
+        raise ValueError(
+            f"the model cannot take {rows}; pass the columns it was trained on."
+        ) from failure
+
+    if isinstance(failure, IndexError) and "out of range" in said:
+        largest = [
+            f"column {column} goes up to {float(x[:, column].max()):g}" for column in embedded
+        ]
+        details = f": {', '.join(largest)}" if largest else ""
+        raise ValueError(
+            f"the rows hold a code outside the range of an embedding{details}; use the codes the model was trained on."
+        ) from failure

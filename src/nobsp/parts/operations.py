@@ -52,8 +52,8 @@ _MOVES = frozenset(
         "diagonal",
     ]
 )
-# Sums of numbers with weights that do not depend on the input.
-_SUMS = frozenset(
+# Products with weights.
+_PRODUCTS = frozenset(
     [
         "mm",
         "addmm",
@@ -65,6 +65,11 @@ _SUMS = frozenset(
         "mkldnn_linear",
         "matmul",
         "mv",
+    ]
+)
+# Sums of numbers with weights that do not depend on the input.
+_SUMS = _PRODUCTS | frozenset(
+    [
         "dot",
         "neg",
         "sum",
@@ -116,18 +121,8 @@ _POINTWISE = frozenset(
         "square",
     ]
 )
-_WEIGHTED = frozenset(
+_WEIGHTED = _PRODUCTS | frozenset(
     [
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "convolution",
-        "mkldnn_convolution",
-        "linear",
-        "mkldnn_linear",
-        "matmul",
-        "mv",
         "embedding",
         "_embedding_bag",
         "_embedding_bag_forward_only",

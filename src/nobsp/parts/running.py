@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from nobsp._typing import ArrayLike
 from nobsp.arguments import array_of, count, quote, refuse_unreadable
 from nobsp.network.batches import first_non_finite
-from nobsp.network.guest import device_and_dtype, evaluation_mode, require_function_of_row
-from nobsp.network.readout import checked, outputs_of, tensors_in
+from nobsp.network.guest import device_and_dtype, evaluation_mode
+from nobsp.network.readout import checked, outputs_of, require_function_of_row, tensors_in
 from nobsp.parts.tape import Tape, recording
 
 Target: TypeAlias = "int | Sequence[int] | Callable[[Any], Tensor] | None"

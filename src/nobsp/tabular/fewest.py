@@ -17,7 +17,7 @@ from nobsp._typing import FloatArray, IntArray, ModelLike, NativeFrame, TableLik
 from nobsp.arguments import require_number
 from nobsp.frames import as_table
 from nobsp.tabular.editing import DROPPED, Rows, record, without_feature
-from nobsp.tabular.heights import Block, Ridge, add_tables, blocks_of
+from nobsp.tabular.heights import Block, Ridge, add_tables, blocks_of, tables_of_blocks
 from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import TermTable, read_tables
 
@@ -283,12 +283,7 @@ def _scaled_tables(
 ) -> tuple[TermTable, ...]:
     """Tables of what is left: each by its factor, single features with their corrections."""
     factor = {functions.tables[k].features: scales[row] for row, k in enumerate(problem.terms)}
-    corrections = {}
-    start = 0
-    for block in problem.blocks:
-        stop = start + block.design.shape[1]
-        corrections[(block.feature,)] = block.table(heights[start:stop])
-        start = stop
+    corrections = tables_of_blocks(problem.blocks, heights)
 
     tables = []
     for table in smaller.tables:

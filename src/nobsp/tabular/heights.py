@@ -117,6 +117,19 @@ def _coarse_axis(axis: Axis, rows: Chunk) -> Axis | None:
     return NumberAxis(axis.column, knots, missing=axis.missing)
 
 
+def tables_of_blocks(
+    blocks: Sequence[Block], heights: FloatArray
+) -> dict[tuple[int, ...], TermTable]:
+    """Every block's correction as a table, by its feature; `heights` are those of all blocks, one below the other."""
+    corrections = {}
+    start = 0
+    for block in blocks:
+        stop = start + block.design.shape[1]
+        corrections[(block.feature,)] = block.table(heights[start:stop])
+        start = stop
+    return corrections
+
+
 def add_tables(table: TermTable, correction: TermTable) -> TermTable:
     """The sum of two functions of one feature, exactly."""
     axis = table.axes[0]

@@ -22,11 +22,18 @@ from nobsp.network.guest import (
     count_rows,
     device_and_dtype,
     evaluation_mode,
-    explain_failure,
     in_ordinary_modes,
     portable,
 )
-from nobsp.network.readout import LINKS, Head, Readout, exact, fingerprint_of, tensors_in
+from nobsp.network.readout import (
+    LINKS,
+    Head,
+    Readout,
+    exact,
+    explain_failure,
+    fingerprint_of,
+    tensors_in,
+)
 from nobsp.vision.attention_flow import choose_attention
 from nobsp.vision.held_scales import HeldScales, Tape
 from nobsp.vision.one_tensor import PACKED, OneTensorModel

@@ -20,12 +20,18 @@ from nobsp.network.guest import (
     catching,
     device_and_dtype,
     evaluation_mode,
-    find_part,
     hooked,
+)
+from nobsp.network.readout import (
+    Head,
+    Readout,
+    checked,
+    find_part,
+    outputs_of,
     plain,
     require_function_of_row,
+    tensors_in,
 )
-from nobsp.network.readout import Head, Readout, checked, outputs_of, tensors_in
 from nobsp.vision.bottlenecks import trace_graph
 from nobsp.vision.feature_map import (
     POOLINGS,
