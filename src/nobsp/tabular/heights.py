@@ -121,7 +121,7 @@ def tables_of_blocks(
     blocks: Sequence[Block], heights: FloatArray
 ) -> dict[tuple[int, ...], TermTable]:
     """Every block's correction as a table, by its feature; `heights` are those of all blocks, one below the other."""
-    corrections = {}
+    corrections: dict[tuple[int, ...], TermTable] = {}
     start = 0
     for block in blocks:
         stop = start + block.design.shape[1]

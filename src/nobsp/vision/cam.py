@@ -194,26 +194,20 @@ class NObSPCam(Explainer):
             working = feature_map.on_device(self.device)
             empty = start_calibration(working, self.coefficients)
             fingerprint = feature_map.fingerprint()
-            names = (
-                number_outputs(feature_map.outputs)
-                if self.output_names is None
-                else names_of("output_names", self.output_names)
-            )
-            if len(names) != feature_map.outputs:
-                mismatch = f"{len(names)} names but the model has {feature_map.outputs} classes"
-                raise ValueError(f"output_names has {mismatch}.")
-
+            names = self._names_of_outputs(feature_map.outputs)
             if run.size > 1 or run.checkpoint is not None:
                 options = repr((feature_map.described(), self.coefficients, ridge, names))
                 what = "the layer, coefficients, ridge or output_names asked for"
                 run.require_same({"the model": fingerprint, what: options})
 
-            about: dict[str, Any] = {
-                "model": run.share(working),
-                "name": "calibrating",
-                "progress": progress,
-            }
-            calibration = run.accumulate(source, empty, _add_images, **about)
+            calibration = run.accumulate(
+                source,
+                empty,
+                _add_images,
+                model=run.share(working),
+                name="calibrating",
+                progress=progress,
+            )
             if calibration.rows < 2:
                 raise ValueError(
                     f"images has {calibration.rows} image; calibration needs at least two."
@@ -234,6 +228,17 @@ class NObSPCam(Explainer):
                 warn_caller(finding.message)
 
         return self
+
+    def _names_of_outputs(self, n_outputs: int) -> tuple[str, ...]:
+        """The names that were asked for, or numbers; an error where they are not as many as the classes."""
+        if self.output_names is None:
+            return number_outputs(n_outputs)
+        names = names_of("output_names", self.output_names)
+        if len(names) != n_outputs:
+            raise ValueError(
+                f"output_names has {len(names)} names but the model has {n_outputs} classes."
+            )
+        return names
 
     @in_ordinary_modes
     def merge(self, other: NObSPCam) -> Self:
