@@ -91,9 +91,7 @@ def compare(
         if against.against_model is not None:
             other_model = replace(model, model=against.against_model, weights=None)
             other_loaded = load_model(other_model)
-            # The same interactions, so that functions are compared like with like.
-            pairs = [term for term in explainer.terms_ if len(term) > 1]
-            choices = {**method.for_explainer(), "interactions": pairs or 0}
+            choices = _same_interactions(method, explainer)
             other = fit_explainer(other_model, table, other_loaded, calibration, console, **choices)
 
         console.step("comparing")
@@ -112,13 +110,27 @@ def compare(
         if output.report:
             from nobsp.reporting import report
 
-            about = f"{loaded.name} ({loaded.origin}) on {first.where}"
-            if against.against is not None:
-                about += f" and {second.where}"
-            if against.against_model is not None:
-                about += f", beside {other_loaded.name} ({other_loaded.origin})"
-            report(comparison, folder / "report.html", title=output.title, about=f"{about}.")
+            about = _describe_subject(against, loaded, other_loaded, first, second)
+            report(comparison, folder / "report.html", title=output.title, about=about)
     console.show(_summarise(output, comparison), _describe)
+
+
+def _same_interactions(method: MethodOptions, explainer: NObSP) -> dict[str, Any]:
+    """Options that fit the interactions which another explainer has, so that functions are compared like with like."""
+    interactions = [term for term in explainer.terms_ if len(term) > 1]
+    return {**method.for_explainer(), "interactions": interactions or 0}
+
+
+def _describe_subject(
+    against: AgainstOptions, loaded: Loaded, other: Loaded, first: Data, second: Data
+) -> str:
+    """What is compared, in a sentence for the page."""
+    about = f"{loaded.name} ({loaded.origin}) on {first.where}"
+    if against.against is not None:
+        about += f" and {second.where}"
+    if against.against_model is not None:
+        about += f", beside {other.name} ({other.origin})"
+    return f"{about}."
 
 
 def _read(path: Path, options: TableOptions, loaded: Loaded, *, option: str) -> Data:

@@ -75,23 +75,36 @@ def _explain_labels(
     joint = chances * noise[:, labels].T
     counts = torch.zeros_like(noise)
     for _ in range(TUNING.n_rounds):
-        shares = joint / joint.sum(1, keepdim=True)
+        shares = _normalised(joint)
         counts = torch.zeros_like(noise).index_add_(0, labels, shares).T
         n_wrong = counts.sum() - counts.diagonal().sum()
-        share = float((n_wrong + _EXTRA_WRONG) / (n_rows + _EXTRA_LABELS))
-        random_noise = _random_noise(share, n_classes)
+        random_noise = _random_noise(_share_of_wrong(n_wrong, n_rows), n_classes)
         noise = random_noise
         if by_pairs:
-            noise = (counts + prior * random_noise) / (counts.sum(1, keepdim=True) + prior)
+            n_of_class = counts.sum(1, keepdim=True)
+            noise = (counts + prior * random_noise) / (n_of_class + prior)
         joint = chances * noise[:, labels].T
 
     if by_pairs:  # without each row's own label
-        shares = joint / joint.sum(1, keepdim=True)
-        others = (counts[:, labels].T - shares).clamp_min(0) + prior * random_noise[:, labels].T
-        joint = chances * others / (counts.sum(1) - shares + prior)
+        shares = _normalised(joint)
+        others = (counts[:, labels].T - shares).clamp_min(0)
+        expected = others + prior * random_noise[:, labels].T
+        n_others = counts.sum(1) - shares
+        joint = chances * expected / (n_others + prior)
+
     total = joint.sum(1).clamp_min(1e-300)
-    wrong = 1 - joint.gather(1, labels[:, None])[:, 0] / total
-    return _ExplainedLabels(total.log(), wrong)
+    right = joint.gather(1, labels[:, None])[:, 0]
+    return _ExplainedLabels(log_likelihood=total.log(), wrong=1 - right / total)
+
+
+def _normalised(joint: Tensor) -> Tensor:
+    """Probabilities of the classes, given the label of each row."""
+    return joint / joint.sum(1, keepdim=True)
+
+
+def _share_of_wrong(n_wrong: Tensor | float, n_labels: int) -> float:
+    """The share of wrong labels, held off zero where they are few."""
+    return float((n_wrong + _EXTRA_WRONG) / (n_labels + _EXTRA_LABELS))
 
 
 def _random_noise(share: float, n_classes: int) -> Tensor:
@@ -116,15 +129,22 @@ def doubt_values(
     wrong_densities = list(_wrong_densities(residuals, labels, usual_labels))
     for right in _right_densities(residuals, spread, usual_sizes):
         for elsewhere in wrong_densities:
-            share = TUNING.label_noise
-            for _ in range(4 * TUNING.n_rounds):
-                wrong = share * elsewhere / ((1 - share) * right + share * elsewhere)
-                share = float((wrong.sum() + _EXTRA_WRONG) / (len(wrong) + _EXTRA_LABELS))
-            likelihood = float(np.log((1 - share) * right + share * elsewhere).sum())
+            likelihood, wrong = _mix_densities(right, elsewhere)
             if likelihood > best_likelihood:
                 best_likelihood = likelihood
                 best_wrong = wrong
     return best_wrong
+
+
+def _mix_densities(right: Array, elsewhere: Array) -> tuple[float, Array]:
+    """The log-likelihood of labels that are right or elsewhere, at its best share, and how probably each is wrong."""
+    share = TUNING.label_noise
+    for _ in range(4 * TUNING.n_rounds):
+        density = (1 - share) * right + share * elsewhere
+        wrong = share * elsewhere / density
+        share = _share_of_wrong(wrong.sum(), len(wrong))
+    density = (1 - share) * right + share * elsewhere
+    return float(np.log(density).sum()), wrong
 
 
 def _right_densities(residuals: Array, spread: Array, usual_sizes: Array) -> Iterator[Array]:

@@ -169,8 +169,15 @@ class Targets:
         classes = _own(logits, target)
         if self.rival is not None:
             classes = classes - self._rival(logits, target)
-        about = {"probability": self.scale == "probability", "sigmoid": self.sigmoid}
-        question = Question(target, classes, base, confidence, confidence, **about)
+        question = Question(
+            target,
+            classes,
+            base,
+            confidence,
+            confidence,
+            probability=self.scale == "probability",
+            sigmoid=self.sigmoid,
+        )
         return replace(question, whole=question.change(base.expand_as(logits), logits))
 
     @property
