@@ -256,6 +256,7 @@ def _describe(summary: Mapping[str, Any]) -> Sequence[str]:
     digits = ".4g" if by_change else "+.4g"
     known = [part for part in summary["parts"] if part[key] is not None]
     known.sort(key=lambda part: -abs(part[key]))
+
     for part in known[:_MOST_PARTS]:
         several = len(summary["total"]) > 1
         name = f"{part['output']}, {part['term']}" if several else part["term"]

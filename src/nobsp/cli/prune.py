@@ -253,6 +253,7 @@ def _for_outputs(labels: _Labels, n_outputs: int | None, console: Console) -> _L
             "classes in the order of the outputs with --output-names, or leave --target out and choose columns with "
             "--features."
         )
+
     return labels
 
 
@@ -355,4 +356,5 @@ def _describe(summary: Mapping[str, Any]) -> list[str]:
     if summary["accuracy"] is not None:
         before, after = summary["accuracy"]
         lines.append(f"Accuracy was {before:.3f} and is {after:.3f}.")
+
     return [*lines, *summary["notes"]]

@@ -219,6 +219,7 @@ def _sides(
     second = side_of(
         b, name="b", sample_weight=sample_weight[1], groups=groups[1], trainings=trainings[1]
     )
+
     return first, second
 
 

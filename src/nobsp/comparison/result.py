@@ -301,6 +301,7 @@ class Comparison:
             listed += f" and {len(names) - _PRINTED_PARTS} more"
         if self.n_trainings != (1, 1):
             return f"{told}; changed by more than {again} again makes: {listed}"
+
         return (
             f"{told}; one training of each cannot tell a changed function from one that training again would move; "
             f"further apart than calibrating again makes: {listed}"
@@ -354,6 +355,7 @@ class Comparison:
                 for entry in order
             ]
             tables.append(notebook.bars(lines, heading=output))
+
         return notebook.card(
             f"{self.names[0]} − {self.names[1]}",
             notebook.line(f"{self.headline}."),

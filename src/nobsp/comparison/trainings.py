@@ -77,6 +77,7 @@ def average(accounts: Accounts) -> Explanation:
             if own is not None:
                 values[:, position] += account.values[:, own] / len(accounts)
                 at_baseline[position] += account.baseline_contributions[own] / len(accounts)
+
     return replace(
         first,
         values=values,

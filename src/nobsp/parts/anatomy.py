@@ -170,6 +170,7 @@ class Anatomy:
                 )
         if self.start in self.terms:
             self._add_sources(tape, means, self.start, slopes, by_source)
+
         return torch.stack(
             [
                 torch.stack([by_source[source][:, number] for source, number in part.pieces]).sum(0)

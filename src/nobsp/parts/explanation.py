@@ -357,6 +357,7 @@ def _explanation(
     base = torch.cat([account.base for account in accounts]).mean(0).cpu().numpy()
     residual = predictions - base - values.sum(1)
     names = tuple(part.name for part in subject.anatomy.parts)
+
     return PartsExplanation(
         values=values,
         base_values=base,
@@ -527,6 +528,7 @@ def measure_ablation(
             direct.append(contributions)
     measured = np.zeros(len(parts), dtype=bool)
     measured[chosen] = True
+
     return Ablation(
         effects=_joined(effects, len(rows.tensor)),
         direct=_joined(direct, len(rows.tensor)),

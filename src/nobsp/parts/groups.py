@@ -152,6 +152,7 @@ class Finder:
             for name, layer in self.layers.items()
             if isinstance(layer, nn.MultiheadAttention)
         ]
+
         for step in self.tape.steps:
             if not is_weighted(step) or is_attention(step):
                 continue
@@ -205,6 +206,7 @@ class Finder:
                 norm=self._norm_after(step),
             )
         heads = self._heads(entering[0], name)
+
         return heads if heads is not None else chain
 
     def _norm_after(self, step: Step) -> str:
@@ -243,6 +245,7 @@ class Finder:
             return self._gated(parents, is_map=is_map)
         if len(parents) != 1:
             return f"{step.name} mixes several tensors"
+
         return self._through(step, value, parents[0], is_map=is_map)
 
     def _further(self, value: int, module: str, *, is_map: bool) -> Chain | str:
@@ -322,6 +325,7 @@ class Finder:
         if isinstance(layer, nn.Linear) and not inside.startswith(attention):
             attention = inside
         width = columns // heads.count
+
         return Group(consumer, producers, (), heads.count, width, "heads", attention or inside)
 
     def _linear_behind(self, value: int) -> list[str]:

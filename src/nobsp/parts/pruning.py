@@ -391,6 +391,7 @@ class _Surgeon:
         """The smaller network, what went, and what could not."""
         layers = []
         failed = []
+
         for group, count in zip(self.groups, counts, strict=True):
             if count >= group.count:
                 continue
@@ -657,6 +658,7 @@ def _result(
             "X makes the network's numbers overflow when they are squared and added up; scale X as "
             "the network was trained on it, or leave out such rows."
         )
+
     return Pruned(
         model=small,
         layers=tuple(layers),

@@ -154,6 +154,7 @@ def card_sheet(
     }
     share = _worst(health.explained)
     measured = "rows that were held out" if health.held_out else "the calibration rows"
+
     return Sheet(
         title=title or "Model card",
         about=about or "",
@@ -228,6 +229,7 @@ def _facts(
         if health.held_out
         else "R² on the calibration rows themselves"
     )
+
     return (
         ("Model", describe_model(explainer.model)),
         ("Outputs", _outputs_in_words(explanation.output_names, explainer.link_)),
@@ -275,6 +277,7 @@ def _curve_numbers(explainer: ExplainerLike, explanation: Explanation) -> list[d
     is_single = np.array([len(term) == 1 for term in explanation.terms], dtype=bool)
     several = len(explanation.output_names) > 1
     numbers = []
+
     for position, output in enumerate(explanation.output_names[:MOST_OUTPUTS]):
         order = np.argsort(-sizes[:, position], kind="stable")
         strongest = [explanation.terms[term][0] for term in order if is_single[term]]
@@ -377,6 +380,7 @@ def _gaps_between(
     """Every frequent value of a group against all other rows, and in words what was left out and why."""
     gaps = []
     omissions = []
+
     for name, labels in groups.items():
         values = array_of(labels, name=f"groups[{name!r}]").reshape(-1)
         if len(values) != len(explanation):
@@ -455,6 +459,7 @@ def _functions_section(numbers: Mapping[str, Any], outputs: Sequence[str]) -> Se
         ),
         f"Of the residual: {_sizes_text(numbers['headline']['residual'])}.",
     )
+
     return Section(
         key="functions",
         title="Functions",
@@ -535,6 +540,7 @@ def _checks_section(checks: Sequence[ShapeCheck]) -> Section:
     )
     columns = ("asked", "verdict", "rows", "rate", "at most", "worst", "exact")
     confidence = ", ".join(sorted({f"{check.confidence:.0%}" for check in checks}))
+
     return Section(
         key="shapes",
         title="Shapes",
@@ -619,6 +625,7 @@ def _spots_section(spots: Sequence[WeakSpot], *, searched: bool) -> Section:
         for spot in spots
     )
     columns = ("where", "rows", "R²", "residual there", "everywhere", "points to")
+
     return Section(
         key="weak-spots",
         title="Weak spots",
@@ -709,6 +716,7 @@ def shapes_page(
         sections=(_checks_section(checks),),
         numbers={"checks": [_check_numbers(check) for check in checks]},
     )
+
     with replacing(target) as draft:
         draft.write_text(html_of(sheet), encoding="utf-8", newline="\n")
     return target

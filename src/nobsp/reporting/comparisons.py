@@ -86,6 +86,7 @@ def _headline(comparison: ComparisonLike) -> tuple[str, str]:
 def _facts(comparison: ComparisonLike) -> tuple[tuple[str, str], ...]:
     """Rows, outputs and intervals in words."""
     facts = []
+
     for number, name in enumerate(comparison.names):
         means = ", ".join(
             number_text(mean)
@@ -170,6 +171,7 @@ def _sections_of(comparison: ComparisonLike, output: int) -> list[Section]:
                 blocks=curves,
             )
         )
+
     return sections
 
 
@@ -234,6 +236,7 @@ def _tables(comparison: ComparisonLike, output: int) -> list[Grid]:
     )
     columns = ("", "change of rows", "change of functions", "of both", "in all")
     note = "– where a model was not run on the other's rows."
+
     return [Grid("Three parts", columns, rows, note)]
 
 
@@ -270,6 +273,7 @@ def _along(comparison: ComparisonLike, feature: str, output: int) -> Bars:
         order = np.sort(np.argsort(-np.abs(part), kind="stable")[:_MOST_LEVELS])
     first, second = comparison.names
     bars = []
+
     for row in order:
         low, high, level = table["from"][row], table["to"][row], table["level"][row]
         name = str(level) if level else f"{number_text(low)} to {number_text(high)}"

@@ -82,6 +82,7 @@ def _section(subject: Any, column: int, *, ablated: bool) -> dict[str, Any]:
     largest = max(float(np.nanmax(size, initial=0.0)) for _, size in sizes)
     order = np.argsort(-np.nan_to_num(sizes[-1][1]), kind="stable")[:_MOST_LISTED]
     lens = getattr(subject, "lens", None)
+
     return {
         "name": subject.output_names[column],
         "base": _number(float(subject.base_values[column])),

@@ -222,6 +222,7 @@ def markdown_of(sheet: Sheet) -> str:
     lines += [f"**{sheet.headline[0]}** {_flat(sheet.headline[1])}", ""]
     lines += [f"- {_flat(name)}: {_flat(value)}" for name, value in sheet.facts]
     lines += ["", "## Before you believe it", ""]
+
     for finding in sheet.findings:
         subject = f"{finding.subject}: " if finding.subject else ""
         lines.append(f"- {finding.severity}: {_flat(subject + finding.message)}")

@@ -364,6 +364,7 @@ def record(
         table.features for table in edited.tables if all(table is not old for old in former.tables)
     }
     touched = {member for term in changed for member in term if len(term) == 1}
+
     return replace(
         edited,
         state=_state_after(former.state, entry, edited),
@@ -392,6 +393,7 @@ def _state_after(state: Health, entry: Edit, edited: Functions) -> Health:
     )
     names = set(edited.terms)
     measured = entry.after or entry.agreement
+
     return replace(
         state,
         findings=sort_findings([*state.findings, finding]),

@@ -203,6 +203,7 @@ def _go_one_by_one(
     order = []
     path = [[ridge.coefficients[:, 0] for ridge in ridges]]
     left = list(features)
+
     while left:
         losses = []
         for feature in left:

@@ -517,6 +517,7 @@ def make_functions(
     make_bands_later(functions, make_bands)
     if isinstance(tables, TablesOnDemand):
         make_tables_later(functions, tables.make)
+
     return functions
 
 

@@ -767,6 +767,7 @@ class Functions:
                 (len(self.tables), n_outputs),
             ),
         }
+
         for name, importance in self.importances.items():
             shapes[f"importances[{name!r}]"] = (importance.shape, (n_features, n_outputs))
         for name, (shape, expected) in shapes.items():

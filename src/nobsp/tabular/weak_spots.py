@@ -135,6 +135,7 @@ class WeakSpot:
                 " No interaction of up to three features was found that would explain them: more features act together "
                 "there, or in a way that a small tree does not follow."
             )
+
         return sentences
 
     def __repr__(self) -> str:

@@ -233,4 +233,5 @@ def _find_poor_images(feature_map: FeatureMap, *, dead: int, rows: int) -> list[
         whole = "×".join(map(str, feature_map.image_shape[1:]))
         message = f"The map has only {size} locations for inputs of {whole}; larger inputs give finer maps."
         findings.append(Finding("note", "coarse", "", message))
+
     return findings

@@ -97,6 +97,7 @@ class _Writer:
     def _write_tables(self) -> None:
         """Knots, levels and values, one column each."""
         column = 1
+
         for position, place in enumerate(self.layout.places):
             if isinstance(place, NumberPlace):
                 self._write_column(("knots", position), column, place.knots.tolist())
