@@ -272,10 +272,12 @@ def makers(*, quick: bool) -> dict[str, Callable[[], Callable[[int], Subject]]]:
             return Counts(calibration, 200, **{**others, "choosing": 200, "training": 400})
         return Counts(calibration, test, **others)
 
-    imagenette = some(200, 400, choosing=200, training=0, looked_at=200)
+    imagenette = some(200, 400, choosing=200, training=600, looked_at=200)
     return {
         "resnet20": lambda: of_images(resnet20_cifar10(), some(400, 1000, training=2000)),
-        "resnet18": lambda: of_images(resnet18_cifar10(), some(400, 500, choosing=200, training=0)),
+        "resnet18": lambda: of_images(
+            resnet18_cifar10(), some(400, 500, choosing=200, training=1000)
+        ),
         "mobilenet": lambda: of_images(mobilenet_v2(), imagenette),
         "vit": lambda: vit(some(400, 1000, training=3000), epochs=1 if quick else 6),
         "digits": digits,

@@ -84,13 +84,12 @@ PLANS = {
     "resnet20": Plan((0.5, 0.7, 0.3, 0.1), retrained=(0.5, 0.7)),
     "vit": Plan(
         (0.5, 0.7, 0.3, 0.1),
-        seeds=1,
         methods=(*METHODS, HEADS_WHOLE),
         retrained=(0.5,),
         rates=_RATES,
     ),
-    "mobilenet": Plan((0.3, 0.1, 0.5), seeds=1, methods=(*RIVALS, UNIQUE)),
-    "resnet18": Plan((0.5, 0.7, 0.3), seeds=1, methods=(*RIVALS, UNIQUE)),
+    "mobilenet": Plan((0.3, 0.1, 0.5, 0.7), methods=(*RIVALS, UNIQUE), retrained=(0.3,)),
+    "resnet18": Plan((0.5, 0.7, 0.3, 0.1), methods=(*RIVALS, UNIQUE), retrained=(0.5,)),
 }
 
 
