@@ -204,7 +204,9 @@ def report(
                 ),
                 tuple(judged),
                 "At a false discovery rate of 0.10. Recalibrated: the known functions themselves, each calibrated on "
-                "1,000 rows of its own. Retrained: networks trained on 4,000 rows of their own, calibrated on the same "
+                "1,000 rows of its own; without a change the two predict the same, which `compare` sees, so that false "
+                "names can only stand beside a change. Retrained: networks trained on 4,000 rows of their own, "
+                "calibrated on the same "
                 "1,000; the trainings of a pair run side by side, each as it would alone. SHAP: the change of mean "
                 "|SHAP|, averaged over as many trainings, with the threshold that serves it best in hindsight; beside "
                 "one of each it has three.",

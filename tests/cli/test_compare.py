@@ -125,3 +125,13 @@ def test_a_bound_is_asked_for_before_anything_is_calibrated(nobsp, tmp_path):
     assert ended.code == 2
     assert "--tolerance" in ended.err
     assert "calibrating" not in ended.err
+
+
+def test_rounding_is_not_listed_as_a_change(nobsp, tmp_path):
+    ended = nobsp(
+        "compare", "--model", "shop.py:house", *ARGUMENTS, "--against-model", "house.pt2",
+        "--out", tmp_path / "out", "--no-report",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert "base:" not in ended.out
+    assert "e-1" not in ended.out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -48,3 +49,36 @@ def test_a_plain_networks_page_has_its_units(tmp_path: Path) -> None:
 
     assert all(f'<th scope="row">unit {number}</th>' in page for number in range(5))
     assert "<polyline" not in page
+
+
+COLOURS = """() => [getComputedStyle(document.body).backgroundColor,
+  ...['.map td[style]:not(.dark)', '.map td.dark'].map(which => {
+    const style = getComputedStyle(document.querySelector(which));
+    return style.color;
+  })]"""
+# Cells of numbers whose text takes more than one line.
+CUT = """() => [...document.querySelectorAll('.map td')]
+  .filter(cell => cell.getBoundingClientRect().height > 40).length"""
+
+
+def test_the_page_follows_the_readers_colours_and_fits_a_narrow_screen(
+    tmp_path: Path, browser: Any
+) -> None:
+    x = rows(12, 4, 3)
+    ablation = nobsp.explain_parts(drawn(Transformer(last_norm=True)), x).ablation(x)
+    path = nobsp.report(ablation, tmp_path / "parts.html")
+
+    seen = {}
+    for scheme in ("light", "dark"):
+        page = browser.new_page(viewport={"width": 400, "height": 800}, color_scheme=scheme)
+        page.goto(path.as_uri())
+        seen[scheme] = page.evaluate(COLOURS)
+        assert page.evaluate(CUT) == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        page.close()
+
+    assert seen["light"][0] == "rgb(255, 255, 255)"
+    assert seen["dark"][0] == "rgb(18, 22, 20)"
+    for background, pale, strong in seen.values():
+        assert strong == background, "letters on strong cells have the page's colour"
+        assert pale != background

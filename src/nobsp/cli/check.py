@@ -158,6 +158,7 @@ def _summarise(checks: Sequence[ShapeCheck]) -> dict[str, Any]:
                 "note": answer.note,
                 "holds": answer.holds,
                 "rows": answer.n_rows,
+                "draws": answer.n_draws,
                 "broken": answer.n_broken,
                 "rate": answer.rate,
                 "bound": answer.bound,
@@ -184,6 +185,8 @@ def _describe(summary: Mapping[str, Any]) -> list[str]:
                 f"broken by {answer['broken']:,} of {answer['rows']:,} rows, by {answer['worst']:.4g} "
                 "at worst"
             )
+        if answer["draws"] < answer["rows"]:
+            verdict += f", worth {answer['draws']:,.0f} independent ones"
         exact = "" if answer["exact"] else " Between the values the model was not asked."
         if answer["note"]:
             exact += f" Note: {answer['note']}."

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 FILES = ("comparison.csv", "report.html")
 # Parts that the summary names.
 _MOST_PARTS = 8
+# Parts below this share of the largest are rounding.
+_ROUNDING = 1e-12
 # Rows that a spread, and so an interval, needs at least.
 FEWEST_ROWS = 2
 
@@ -256,6 +258,8 @@ def _describe(summary: Mapping[str, Any]) -> Sequence[str]:
     digits = ".4g" if by_change else "+.4g"
     known = [part for part in summary["parts"] if part[key] is not None]
     known.sort(key=lambda part: -abs(part[key]))
+    # A base has no spread but that of rounding.
+    known = [part for part in known if abs(part[key]) > _ROUNDING * abs(known[0][key])]
 
     for part in known[:_MOST_PARTS]:
         several = len(summary["total"]) > 1

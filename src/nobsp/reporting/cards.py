@@ -310,6 +310,7 @@ def _check_numbers(check: ShapeCheck) -> dict[str, Any]:
         "tolerance": check.tolerance,
         "within": None if check.within is None else list(check.within),
         "rows": check.n_rows,
+        "draws": check.n_draws,
         "broken": check.n_broken,
         "rate": check.rate,
         "bound": check.bound,
@@ -530,7 +531,7 @@ def _checks_section(checks: Sequence[ShapeCheck]) -> Section:
         (
             check.asked,
             "holds on all rows tried" if check.holds else f"broken by {check.n_broken:,}",
-            f"{check.n_rows:,}",
+            f"{check.n_rows:,}{_worth(check)}",
             f"{check.rate:.2%}",
             f"{check.bound:.2%}",
             number_text(check.worst),
@@ -677,6 +678,13 @@ def _gap_bars(name: str, gap: Comparison, output: int) -> Bars:
     )
 
 
+def _worth(check: ShapeCheck) -> str:
+    """How many independent rows tell as much, where groups or weights make these fewer."""
+    if not check.n_draws < check.n_rows:
+        return ""
+    return f" worth {check.n_draws:,.0f} independent ones"
+
+
 def shapes_page(
     checks: Sequence[ShapeCheck],
     path: str | os.PathLike[str],
@@ -698,7 +706,7 @@ def shapes_page(
         facts=tuple(
             (
                 check.asked,
-                f"{count(check.n_rows, 'row')}, {count(check.n_values, 'value')} each, tolerance "
+                f"{count(check.n_rows, 'row')}{_worth(check)}, {count(check.n_values, 'value')} each, tolerance "
                 f"{number_text(check.tolerance)}",
             )
             for check in checks

@@ -21,11 +21,8 @@ _MOST_OUTPUTS = 10
 _MOST_LINES = 40
 # Corners of the drawing of depths.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 600.0, 14.0, 186.0
-# Lightest and darkest of a map, as red, green and blue.
-_LIGHT = np.array([255.0, 255.0, 255.0])
-_DARK = np.array([8.0, 81.0, 156.0])
-# Cells above this share of the largest have light letters.
-_WHITE_LETTERS = 0.6
+# Cells above this share of the largest have letters of the page's colour.
+_INVERTED_LETTERS = 0.6
 
 
 def is_dissected(subject: Any) -> bool:
@@ -42,10 +39,19 @@ def parts_page(subject: Any, *, title: str | None, about: str | None) -> str:
         raise ImportError("the report needs jinja2: pip install 'nobsp[report]'.") from missing
     room = resources.files("nobsp.reporting")
     template = (room / "parts.html.j2").read_text(encoding="utf-8")
-    style = (room / "page.css").read_text(encoding="utf-8")
+    style = _as_the_reader_prefers((room / "page.css").read_text(encoding="utf-8"))
     environment = Environment(autoescape=True, keep_trailing_newline=True)
     page = _page_of(subject, title=title, about=about)
     return environment.from_string(template).render(page=page, style=style)
+
+
+def _as_the_reader_prefers(style: str) -> str:
+    """The pages' style, which itself asks for light or dark: other pages have a script that does."""
+    selector = ':root[data-theme="dark"]'
+    start = style.index(selector)
+    end = style.index("}", start) + 1
+    colours = style[start:end].replace(selector, ":root")
+    return f"{style[:start]}@media (prefers-color-scheme: dark) {{ {colours} }}{style[end:]}"
 
 
 def _page_of(subject: Any, *, title: str | None, about: str | None) -> dict[str, Any]:
@@ -125,11 +131,10 @@ def _cell(size: float, largest: float) -> dict[str, Any] | None:
     if not np.isfinite(size):
         return None
     share = size / largest if largest else 0.0
-    red, green, blue = (_LIGHT + share * (_DARK - _LIGHT)).round().astype(int)
     return {
         "text": _number(size),
-        "colour": f"rgb({red}, {green}, {blue})",
-        "dark": share > _WHITE_LETTERS,
+        "colour": f"color-mix(in srgb, var(--against) {share:.1%}, var(--paper))",
+        "dark": share > _INVERTED_LETTERS,
     }
 
 
