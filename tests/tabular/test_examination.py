@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from nobsp import NObSP
+from nobsp.tabular.examination import scatter_of_share
 from nobsp.tabular.health import ExplainedWorseWarning
+from tests.tolerances import assert_same_to_rounding
 
 
 def network(columns: int, *, scale: float = 3.0) -> nn.Module:
@@ -81,6 +83,41 @@ def test_few_rows_have_no_headline_or_a_note() -> None:
     assert "few_rows" in codes(two)
     assert "few_rows" in codes(sixty)
     assert "few_rows" not in codes(NObSP(network(3)).fit(rows))
+
+
+def test_the_standard_error_counts_rows_that_belong_together_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(200, 2, generator=generator, dtype=torch.float64)
+    residuals = 0.3 * torch.randn(200, 2, generator=generator, dtype=torch.float64)
+    apart = scatter_of_share(residuals, outputs, np.arange(200))
+
+    together = scatter_of_share(
+        residuals.repeat(3, 1), outputs.repeat(3, 1), np.tile(np.arange(200), 3)
+    )
+
+    assert_same_to_rounding(together, apart)
+
+
+def test_the_standard_error_is_how_far_r_squared_scatters() -> None:
+    generator = torch.Generator().manual_seed(1)
+    shares = []
+    errors = []
+    for _ in range(400):
+        outputs = torch.randn(300, 1, generator=generator, dtype=torch.float64)
+        residuals = 0.3 * torch.randn(300, 1, generator=generator, dtype=torch.float64)
+        shares.append(1 - float(residuals.square().mean() / outputs.var(correction=0)))
+        errors.append(float(scatter_of_share(residuals, outputs, np.arange(300))[0]))
+
+    # A standard deviation of 400 draws is known to 3.5%.
+    assert np.mean(errors) == pytest.approx(np.std(shares), rel=0.15)
+
+
+def test_the_headline_has_its_standard_error_beside_it() -> None:
+    rows = np.random.default_rng(0).normal(size=(300, 8))
+    health = NObSP(network(8), interactions=0).fit(rows).health()
+    assert 0.005 < health.scatter[0] < 0.1
+    assert health.headline.endswith(f"{health.explained[0]:.3f} ± {health.scatter[0]:.3f}")
+    assert health.headline in repr(health)
 
 
 def rectified(columns: int) -> nn.Module:

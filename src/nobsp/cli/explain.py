@@ -425,6 +425,8 @@ def _summarise(
         "inside": state.inside,
         "ridge": explainer.ridge_,
     }
+    if state.scatter:
+        numbers["standard_error"] = state.scatter
     if any(finding.code == "clusters" for finding in findings):
         numbers["neighbourhoods"] = state.neighbourhoods
     if calibration is not data:
@@ -522,10 +524,15 @@ def _shares(outputs: Sequence[Mapping[str, Any]], what: str) -> str:
         (output for output in outputs if output[what] is not None),
         key=lambda output: float(output[what]),
     )
-    return (
-        _list([f"{output[what]:.3f} ({output['name']})" for output in known])
-        or "not known, for no output varies"
-    )
+    shares = [f"{_share(output, what)} ({output['name']})" for output in known]
+    return _list(shares) or "not known, for no output varies"
+
+
+def _share(output: Mapping[str, Any], what: str) -> str:
+    """A share of one output; held-out R² with its standard error."""
+    share = f"{output[what]:.3f}"
+    error = output.get("standard_error") if what == "explained" else None
+    return share if error is None else f"{share} ± {error:.3f}"
 
 
 def _list(texts: Sequence[str]) -> str:

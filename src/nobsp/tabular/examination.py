@@ -110,7 +110,7 @@ def examine(
         ),
         explained=tuple(validity.explained.tolist()),
         inside=tuple(fit.inside.tolist()),
-        scatter=tuple(scatter_of_share(fit.held_out.chosen(), fit.sample.outputs).tolist()),
+        scatter=_scatter(fit),
         neighbourhoods=tuple(validity.neighbourhoods.tolist()),
         variance=tuple(fit.sample.outputs.var(0, correction=0).tolist()),
         outside_rows=len(fit.regression.outside) / len(fit.regression.outputs),
@@ -118,6 +118,13 @@ def examine(
         columns=fit.regression.design.shape[1],
         forward_rows=meter.spent,
     )
+
+
+def _scatter(fit: RegressionFit) -> tuple[float, ...]:
+    """Standard error of the headline, per output."""
+    sample = fit.sample
+    scatter = scatter_of_share(fit.held_out.chosen(), sample.outputs, sample.units())
+    return tuple(scatter.tolist())
 
 
 def _notes(setting: Setting, terms: FittedTerms, meter: Meter) -> list[Finding]:
@@ -485,13 +492,19 @@ def _losses(after: Tensor, before: Tensor, outputs: Tensor, codes: Codes) -> Ten
     return losses / total
 
 
-def scatter_of_share(residuals: Tensor, outputs: Tensor) -> Tensor:
-    """Standard error of R² over rows, by the delta method; NaN where an output does not vary."""
+def scatter_of_share(residuals: Tensor, outputs: Tensor, units: Codes) -> Tensor:
+    """Standard error of R² over units of rows, by the delta method; NaN where an output does not vary.
+
+    Rows of one unit (copies, named groups) count together, as they are held out.
+    """
     centred = (outputs - outputs.mean(0)).square()
     total = centred.mean(0)
     left = residuals.square().mean(0) / total
     influence = (residuals.square() - left * centred) / total
-    scatter: Tensor = influence.std(0, correction=0) / max(len(outputs), 1) ** 0.5
+
+    by_unit = torch.zeros(int(units.max(initial=0)) + 1, outputs.shape[1], dtype=torch.float64)
+    by_unit.index_add_(0, torch.from_numpy(units), influence)
+    scatter: Tensor = by_unit.square().sum(0).sqrt() / max(len(outputs), 1)
     return scatter
 
 

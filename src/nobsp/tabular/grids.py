@@ -760,7 +760,8 @@ class Meter:
         """Counts rows before they are answered for; an error where they are too many."""
         if rows > self.left:
             self.reduced = True
-            raise BudgetSpentError(f"{rows} rows, but {self.left} are left")
+            left = max(int(self.left), 0)
+            raise BudgetSpentError(f"{rows} rows would be next, but {left} are left")
         self.spent += rows
 
     def count(self, represent: Represent) -> Represent:

@@ -54,7 +54,8 @@ class Health:
         rows: Calibration rows.
         columns: Columns of the regression, or the width of the reference where terms are fitted one by one.
         held_out: Whether `explained` was measured on rows held out.
-        scatter: Standard error of `explained` over the rows; empty where it is not known.
+        scatter: Standard error of `explained` over the rows, those of one group counted together; empty where it is
+            not known.
         neighbourhoods: Held-out R² per output with whole neighbourhoods of rows held out, at the strengths that are
             used; empty where it was not measured. Clearly below `explained` where rows come in clusters.
         forward_rows: Rows that were sent through the model to calibrate; zero where they were not counted.
@@ -92,7 +93,7 @@ class Health:
 
     @property
     def headline(self) -> str:
-        """The share explained, in one phrase; of the worst output where there are several."""
+        """The share explained ± its standard error, in one phrase; of the worst output where there are several."""
         worst = _smallest(self.explained)
         if worst is None:
             too_few_rows = any(finding.code == "few_rows" for finding in self.findings)
@@ -104,7 +105,7 @@ class Health:
             if self.edited == "functions":
                 measure = "edited, R² with the functions before the last edit"
         which = " for the worst output" if len(self.explained) > 1 else ""
-        return f"{measure} {worst:.3f}{which}"
+        return f"{measure} {worst:.3f}{self._standard_error(worst)}{which}"
 
     @property
     def headline_and_warnings(self) -> str:
@@ -134,6 +135,13 @@ class Health:
         """The headline as a bar."""
         worst = _smallest(self.explained)
         return notebook.share_bar(math.nan if worst is None else worst, self.headline)
+
+    def _standard_error(self, share: float) -> str:
+        """How far the share may be off by chance, where that is known and would show."""
+        if not self.held_out or self.edited or len(self.scatter) != len(self.explained):
+            return ""
+        error = self.scatter[self.explained.index(share)]
+        return f" ± {error:.3f}" if error >= _SMALLEST_DIFFERENCE else ""
 
     def _inside_the_range(self) -> str:
         """A bracket about rows inside the range of those fitted on; empty where they are alike."""
@@ -257,7 +265,10 @@ def compare_with_headline(
     errors = float(np.square(residual[:, output]).mean())
     usual_errors = (1 - headline[output]) * state.variance[output] if state.variance else 0.0
     if errors <= 1.5 * usual_errors:
-        message += " The errors are no larger than usual; R² is lower because the predictions vary less here."
+        message += (
+            " The errors are no larger than usual; R² is lower because the predictions vary less here. They do so on "
+            "rows of a narrower kind, and on all new rows if the model was trained on the calibration rows."
+        )
         return Finding("note", "fresh_rows", subject, message)
     message += (
         " Either the model was trained on the calibration rows, or these rows are of another kind. Calibrate on rows "
