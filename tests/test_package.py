@@ -296,7 +296,7 @@ def test_the_readme_names_the_two_commands() -> None:
 
 def test_the_example_of_the_readme_runs_and_adds_up(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    example, _, _ = fenced_blocks(text, "python")
+    example, *_ = fenced_blocks(text, "python")
     program = f"""{example}
 account = ex.base_values + ex.values.sum(1) + ex.residual
 print(abs(account - ex.predictions).max() / abs(ex.predictions).max())
@@ -319,9 +319,9 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
         assert figures.table() in text, "results changed: run python docs/_figures.py"
 
 
-def test_the_image_example_of_the_readme_runs_and_adds_up() -> None:
+def test_the_image_examples_of_the_readme_run_and_add_up(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    _, network, example = fenced_blocks(text, "python")
+    _, network, example, audit = fenced_blocks(text, "python")
     program = f"""import matplotlib
 matplotlib.use("Agg")
 {network}
@@ -331,15 +331,19 @@ predicted = maps.logits.argmax(1)
 change = maps.logits.max(1) - maps.base_values[predicted]
 print((network(images[1500:]).argmax(1) == labels[1500:]).float().mean().item())
 print(abs(account - change).max())
+{audit}
 """
 
-    finished = run_process([sys.executable, "-W", "error", "-c", program], cwd=ROOT)
+    finished = run_process([sys.executable, "-W", "error", "-c", program], cwd=tmp_path)
 
     steps = [line for line in example.splitlines() if line and not line.startswith("import")]
-    right, gap = map(float, finished.stdout.split())
+    right, gap, audited, *_ = finished.stdout.split()
+    right, gap = float(right), float(gap)
     assert len(steps) == 6
     assert right > 0.8, "maps of a network that has learned nothing show nothing"
     assert gap < 1e-4
+    assert int(audited) == 297
+    assert (tmp_path / "audit.html").exists()
 
 
 def test_a_first_calibration_loads_neither_scikit_learn_nor_scipy_nor_pandas() -> None:

@@ -470,7 +470,8 @@ def _require_arguments(
         require_number(name, share, least=0, most=1)
     if not isinstance(index, ContributionIndex):
         raise TypeError(
-            f"index must be a ContributionIndex(explainer).fit(X, labels), found {type(index).__name__}."
+            f"index must be a ContributionIndex(explainer).fit(X, labels), found {type(index).__name__}; "
+            "for a model, explainer is nobsp.NObSP(model).fit(X), or NObSPCam of images."
         )
 
 

@@ -530,23 +530,24 @@ def cluster_finding(
     return Finding("warning", "clusters", names[output] if len(names) > 1 else "", message)
 
 
-def few_rows_findings(rows: int, units: int, *, grouped: bool) -> list[Finding]:
+def few_rows_findings(rows: int, units: int, *, grouped: bool, weighted: bool) -> list[Finding]:
     """What held-out R² is worth where it rests on few rows.
 
     `rows` and `units` count as many as tell as much if all were different and of one weight.
     """
+    weights = " of equal weight" if weighted else ""
     if rows < TOO_FEW_ROWS:
         message = (
-            f"{count(rows, 'different row')} of equal weight are too few to tell how well the functions hold on other "
+            f"{count(rows, 'different row')}{weights} are too few to tell how well the functions hold on other "
             f"rows, so there is no held-out R². Calibrate on {FEW_ROWS} rows or more."
         )
         return [Finding("warning", "few_rows", "", message)]
     if units >= FEW_ROWS:
         return []
     what = count(units, "group" if grouped else "different row")
+    rests_on = f"as much as {what}{weights}" if weighted else f"only {what}"
     message = (
-        f"Held-out R² was measured on as much as {what} of equal weight: expect about 0.03 less on new rows, at times "
-        "0.1 less. "
+        f"Held-out R² was measured on {rests_on}: expect about 0.03 less on new rows, at times 0.1 less. "
         f"Calibrate on {FEW_ROWS} or more."
     )
     return [Finding("note", "few_rows", "", message)]

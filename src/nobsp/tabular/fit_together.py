@@ -278,7 +278,9 @@ def _check_validity(
     is_grouped = setting.groups is not None
     # Of few groups, each may still have many rows.
     n_rows = setting.n_rows if is_grouped else min(setting.n_rows, units)
-    findings = few_rows_findings(n_rows, units, grouped=is_grouped)
+    findings = few_rows_findings(
+        n_rows, units, grouped=is_grouped, weighted=setting.n_unweighted is not None
+    )
 
     clusters = _judge_clusters(setting, terms.fit)
     terms = replace(terms, fit=clusters.fit)
