@@ -52,6 +52,21 @@ def test_models_and_tables_at_once_have_three_parts(nobsp, tmp_path):
     pd.testing.assert_series_equal(parts, frame["gap"], check_names=False)
 
 
+def test_the_former_name_of_the_confidence_works_with_a_warning(nobsp, tmp_path):
+    widths = {}
+    for option in ("--confidence", "--level"):
+        out = tmp_path / option.strip("-")
+        ended = nobsp(
+            "compare", "--model", "house.pt2", *ARGUMENTS, "--against", "fresh.csv",
+            option, "0.5", "--out", out, "--no-report",
+        )  # fmt: skip
+        assert ended.code == 0, ended.err
+        assert ("--level is now --confidence" in ended.err) == (option == "--level")
+        frame = pd.read_csv(out / "comparison.csv")
+        widths[option] = frame["upper"] - frame["lower"]
+    pd.testing.assert_series_equal(widths["--level"], widths["--confidence"])
+
+
 def test_there_must_be_something_to_compare_with(nobsp, tmp_path):
     ended = nobsp("compare", "--model", "house.pt2", *ARGUMENTS, "--out", tmp_path / "out")
     assert ended.code == 2

@@ -48,8 +48,10 @@ class AgainstOptions:
     """Model to compare --model with, named in the same ways."""
     names: Names = None
     """What the two are called, such as before after (default: names of the files or models)."""
-    confidence: Annotated[float, Parameter(name=("--confidence", "--level"))] = 0.9
+    confidence: float = 0.9
     """Share of intervals that hold what they are about."""
+    level: Annotated[float | None, Parameter(show=False)] = None
+    """Former name of --confidence."""
     least_change: Annotated[float, Parameter()] = 0.005
     """Of two models, the change of a function that is not claimed yet, as a share of the predictions' spread."""
 
@@ -75,6 +77,11 @@ def compare(
     if method.reference != "terms":
         raise UsageError("--reference complement has no intervals; leave it out to compare.")
     from nobsp.comparison import compare as compare_accounts
+
+    confidence = against.confidence
+    if against.level is not None:
+        console.warn("--level is now --confidence; the former name goes away with nobsp 1.0.")
+        confidence = against.level
 
     with output.write(FILES) as folder, model.limit_threads(1):
         console.step(f"reading {table.data}")
@@ -104,7 +111,7 @@ def compare(
             names,
             groups=_groups(first, second),
             crossed=_crossed(explainer, other, first, second, method),
-            confidence=against.confidence,
+            confidence=confidence,
             least_change=against.least_change,
         )
         frame = comparison.to_frame()
