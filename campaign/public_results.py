@@ -154,6 +154,18 @@ def _prune(subjects: World, _: Path, spoiled: Arguments) -> Any:
     return nobsp.prune(**{**usual, **spoiled}).model(rows)
 
 
+@cache
+def _pruned() -> Any:
+    return nobsp.prune(world().network, torch.tensor(world().X).float(), keep=0.5)
+
+
+def _export(subjects: World, _: Path, spoiled: Arguments) -> Any:
+    rows = torch.tensor(subjects.X).float()
+    # It is not run: a linear layer takes rows of several axes, and the program is then one of these.
+    program = _pruned().export(**{"X": rows, **spoiled})
+    return list(program.state_dict.values())
+
+
 def _on_parts(method: str) -> Call:
     def call(subjects: World, _: Path, spoiled: Arguments) -> Any:
         rows = torch.tensor(subjects.X).float()
@@ -341,6 +353,7 @@ RESULTS: tuple[Target, ...] = (
         takes=ANY_NAMES,
     ),
     Target("PartsExplanation.lens", {"X": "rows"}, _on_parts("lens"), takes=ANY_NAMES),
+    Target("Pruned.export", {"X": "rows"}, _export, takes=ANY_NAMES),
     Target("Influence.top", {"k": "count"}, _on_influence("top")),
     Target("Influence.to_frame", {"k": "count"}, _on_influence("to_frame")),
     Target(

@@ -433,3 +433,11 @@ def test_language_models_are_exported_without_their_cache() -> None:
     assert expected.past_key_values is not None
     with pytest.raises(ValueError, match="two or more"):
         pruned.export(texts[:1])
+
+
+def test_rows_that_a_smaller_network_cannot_take_are_refused_before_it_is_exported() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 2))
+    pruned = nobsp.prune(model, torch.randn(200, 3), keep=0.5)
+    with pytest.raises(ValueError, match="cannot take rows of X"):
+        pruned.export(torch.randn(20, 4))

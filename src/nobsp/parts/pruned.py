@@ -18,7 +18,7 @@ from nobsp.arguments import count, percent
 from nobsp.base import Finding, describe_findings
 from nobsp.frames import frame_like
 from nobsp.numerics import clopper_pearson
-from nobsp.parts.running import read_rows
+from nobsp.parts.running import read_rows, require_deterministic
 
 # Rows for each column of a layer below which a fit to them is a guess.
 _FEW_ROWS = 2
@@ -195,6 +195,7 @@ class Pruned:
         rows = read_rows(self.model, X, name="X", batch_size=_EXAMPLE_ROWS)
         if len(rows.tensor) < 2:
             raise ValueError(f"X has {count(len(rows.tensor), 'row')}; export needs two or more.")
+        require_deterministic(self.model, rows)
         example = next(rows.batches())
         batch = torch.export.Dim("batch")
         with _without_cache(self.model):
