@@ -7,8 +7,8 @@ With T = z_S and A = z_(S) centred over the calibration rows, and y the outputs,
     β_S = (R_TᵀR_T + λI)⁻¹ R_Tᵀ R_y     coefficients of the term
     g_S(x) = (z_S(x) − mean z_S) β_S    its contribution
 
-A pair's projection holds the contributions of its features too, and a triple's those of its pairs:
-they are subtracted (A.14, A.15).
+A pair's projection holds the contributions of its features too, and a triple's those of its features
+and of its pairs: they are subtracted (A.14, A.15).
 """
 
 from __future__ import annotations

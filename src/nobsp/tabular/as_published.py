@@ -96,11 +96,11 @@ class AsPublished(Method):
     ) -> None:
         """Raises a ValueError where the two calibrations cannot be added up."""
         del summaries  # moments are what is added up
-        mine.as_published("merge").require_mergeable(theirs.as_published("merge"))
+        mine.as_published("merge").require_mergeable(theirs.as_published("other"))
 
     def merge(self, mine: Estimate, theirs: Estimate, setting: Setting) -> Estimate:
         """The calibration on the rows of both."""
-        merged = mine.as_published("merge").merge(theirs.as_published("merge"))
+        merged = mine.as_published("merge").merge(theirs.as_published("other"))
         return estimate_published(setting, merged, mine.functions.strengths)
 
     def values(

@@ -44,10 +44,6 @@ WORTH_A_WEAKER_RIDGE = 1e-5
 ALL_FOLDS = 1000
 # Folds that judge it where there are more rows.
 TRIAL_FOLDS = 2
-# Most numbers of the regression held at once.
-MOST_NUMBERS = 20_000_000
-# The fewest rows of a regression all the same.
-FEWEST_ROWS = 4096
 # Columns of a block of the design's products.
 _BLOCK = 200
 
@@ -413,7 +409,7 @@ class RegressionFit:
     pieces: tuple[Piece, ...]
     finished: tuple[TermTable | DirectTerm, ...]  # their functions
     sizes: tuple[float, ...]  # each one's spread as a share of the outputs'
-    # The rows of the regression, which curves are centred on: fewer than the calibration's where its columns are many.
+    # The rows of the regression, which curves are centred on: fewer (2,048) where a term has no table.
     sample: Sample
     regression: Regression
     alphas: tuple[float, ...]  # the strengths that were tried
@@ -525,7 +521,7 @@ class _Candidates:
         *,
         ridge: float | None,
     ) -> _Candidates:
-        """Reads the pieces on as many rows as fit in memory, dealt into folds."""
+        """Reads the pieces on the rows of the regression, dealt into folds."""
         ranks = [piece.rank for piece in pieces]
         generator = np.random.default_rng(0)
         rows = _limit_rows(sample, pieces, generator)
@@ -670,14 +666,11 @@ class _Verdict(NamedTuple):
 
 
 def _limit_rows(sample: Sample, pieces: Sequence[Piece], generator: np.random.Generator) -> Sample:
-    """As many rows, drawn at random, as the regression's columns leave memory for."""
-    n_columns = sum(piece.rank for piece in pieces)
-    most = max(MOST_NUMBERS // max(n_columns, 1), FEWEST_ROWS)
-    if any(isinstance(piece, DirectPiece) for piece in pieces):
-        most = min(most, DIRECT_ROWS)
-    if most >= len(sample):
+    """All rows; some, drawn at random, where a term has no table, because every one of them is run for it."""
+    runs_rows = any(isinstance(piece, DirectPiece) for piece in pieces)
+    if not runs_rows or len(sample) <= DIRECT_ROWS:
         return sample
-    drawn = generator.permutation(len(sample))[:most]
+    drawn = generator.permutation(len(sample))[:DIRECT_ROWS]
     # In their order, because `Sample.units` needs equal rows side by side.
     return sample.take(np.sort(drawn))
 

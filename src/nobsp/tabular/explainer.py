@@ -641,7 +641,8 @@ class NObSP(Explainer):
         does not include how the model would change if trained again. Bands are made at the first call.
 
         Args:
-            points: Points along a numeric feature; categories get one row per level.
+            points: Points along a numeric feature (fewer where its table has at most 30 knots); categories get one
+                row per level.
             confidence: Share of such curves inside the band, point by point.
             level: Former name of `confidence`; goes away with nobsp 1.0.
 

@@ -40,7 +40,7 @@ class Estimate:
     terms: tuple[Subset, ...]  # all terms, as positions of features; single features first
     baseline: Tensor  # the baseline as the network takes it
     baseline_contributions: NDArray[np.float64]  # of every term there, (terms, outputs)
-    alphas: tuple[float, ...]  # per output the relative strength of the ridge
+    alphas: tuple[float, ...]  # per output the strength of the ridge, on the scale that was asked for
     direct: tuple[DirectTerm, ...] = ()  # terms that run through the network row by row
     background: Tensor | None = None  # the background rows; None where they were not kept
     # Per feature with a table the mean of its prior part over the rows: what levels not seen are measured from.
@@ -56,7 +56,7 @@ class Estimate:
         """What Algorithm 1 found, or an error where another method was used."""
         if self.published is None:
             raise ValueError(
-                f'{argument} must be calibrated with reference="complement", as this explainer is.'
+                f'{argument} needs reference="complement" on both explainers; this works as published only.'
             )
         return self.published
 

@@ -82,7 +82,7 @@ MakeBands = Callable[[], Bands]
 # Makes the tables when they are first read.
 MakeTables = Callable[[], tuple[TermTable, ...]]
 
-# Numbers with at most so many distinct values are drawn at these.
+# With at most this many knots inside its range, a number is drawn at its knots.
 _FEW_POINTS = 30
 # Columns of curves as a table.
 _CURVE_COLUMNS = ("feature", "output", "x", "level", "value", "lower", "upper")
