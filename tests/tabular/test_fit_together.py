@@ -210,7 +210,7 @@ def test_rows_are_judged_by_fits_on_the_other_folds(seed: int, columns: int) -> 
     rows, alphas = random_rows(seed, columns=columns), (1e-3, 1e-1, 10.0)
     T, target, fold = rows.design.numpy(), (rows.outputs - rows.prior).numpy(), rows.fold.numpy()
     seen = T.copy()
-    seen[rows.outside.numpy()] = rows.held.numpy()
+    seen[rows.outside.numpy()] = rows.clamped.numpy()
     expected = np.empty((3, 60, 2))
     for number in range(5):
         test = fold == number

@@ -389,7 +389,7 @@ def test_like_refuses_another_number_of_columns() -> None:
 def test_like_is_for_the_published_form_only() -> None:
     model, X = net("relu"), table("relu", 300)
     first = NObSP(model, interactions=0).fit(X)
-    with pytest.raises(ValueError, match='^like needs reference="complement" on both'):
+    with pytest.raises(ValueError, match=r'^like needs reference="complement" on both'):
         NObSP(model, interactions=0).fit(X, like=first)
 
 
@@ -397,7 +397,7 @@ def test_an_explainer_of_all_terms_does_not_merge_into_one_as_published() -> Non
     model, X = net("relu"), table("relu", 300)
     first = NObSP(model, interactions=0, reference="complement").fit(X)
     second = NObSP(model, interactions=0).fit(X)
-    with pytest.raises(ValueError, match='^other needs reference="complement" on both'):
+    with pytest.raises(ValueError, match=r'^other needs reference="complement" on both'):
         first.merge(second)
 
 

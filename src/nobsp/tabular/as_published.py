@@ -138,8 +138,8 @@ def _calibrate(
 ) -> tuple[Summary, Published, Strengths]:
     """Reads the rows, fixes the plan, adds up the moments, solves."""
     model = run.share(problem.network)
-    groups = problem.columns.features.columns
-    summary = Summary(groups)
+    columns_by_feature = problem.columns.features.columns
+    summary = Summary(columns_by_feature)
     planned = known is not None
     reads_ahead = read_ahead(run, rows, problem.columns, problem.options.baseline, planned=planned)
     if reads_ahead:
@@ -151,7 +151,9 @@ def _calibrate(
     else:
         seen = summary
         if isinstance(rows, TableRows) and not reads_ahead:
-            seen = run.accumulate(rows.peek(), Summary(groups), Summary.update, name="first rows")
+            seen = run.accumulate(
+                rows.peek(), Summary(columns_by_feature), Summary.update, name="first rows"
+            )
         plan, strengths = run.decide(lambda: _plan(problem.with_rows(seen)), name="plan")
 
     summary, published = _add_up(run, rows, problem, plan, summary, model=model, progress=progress)
@@ -233,8 +235,8 @@ def _choose_pairs(setting: Setting, represent: Represent) -> tuple[list[Subset],
     if wanted == 0:
         return [], {}
 
-    tabulate = _tabulator(setting, represent, setting.head_weight)
-    strengths = screen_pairs(tabulate, setting.domains, setting.sample(represent), FULL).strengths
+    tabulator = _tabulator(setting, represent, setting.head_weight)
+    strengths = screen_pairs(tabulator, setting.domains, setting.sample(represent), FULL).strengths
     if wanted is not None:
         return list(strengths)[:wanted], strengths
     strong = [pair for pair, strength in strengths.items() if strength >= LEAST_STRENGTH]
@@ -349,12 +351,12 @@ class _TablesAlongBaseline:
     def _add_main(self, tabulated: _Tabulated, feature: int, represent: Represent) -> None:
         term = (feature,)
         solution = self.published.solution
-        tabulate = _tabulator(self.setting, represent, solution.matrices[term])
+        tabulator = _tabulator(self.setting, represent, solution.matrices[term])
         domain = self.setting.domains[feature]
         chunk = self.sample.chunk()
         unit = self.sample.spread
-        first = Main(*tabulate_main(tabulate, domain, chunk, unit, FULL))
-        main = refine_main(tabulate, domain, first, chunk, unit=unit, most=FULL.most_knots)
+        first = Main(*tabulate_main(tabulator, domain, chunk, unit, FULL))
+        main = refine_main(tabulator, domain, first, chunk, unit=unit, most=FULL.most_knots)
         points = main.points
         table = main.table
         values = table.mean @ solution.matrices[term] - solution.offsets[term]
@@ -366,14 +368,14 @@ class _TablesAlongBaseline:
     def _add_pair(self, tabulated: _Tabulated, pair: tuple[int, int], represent: Represent) -> None:
         """The pair's projection less the functions of its features (A.14)."""
         solution = self.published.solution
-        tabulate = _tabulator(self.setting, represent, solution.matrices[pair])
+        tabulator = _tabulator(self.setting, represent, solution.matrices[pair])
         first, second = (
             self.setting.domains[feature].points(
                 self.sample.chunk(), quantiles=PAIR_QUANTILES, even=PAIR_EVEN, reach=PAIR_REACH
             )
             for feature in pair
         )
-        projection = tabulate((first, second)).mean @ solution.matrices[pair]
+        projection = tabulator((first, second)).mean @ solution.matrices[pair]
         own_of_first = tabulated.main_at(pair[0], first)
         own_of_second = tabulated.main_at(pair[1], second)
         values = projection - solution.offsets[pair] - own_of_first[:, None] - own_of_second[None]

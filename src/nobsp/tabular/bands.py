@@ -1,4 +1,4 @@
-"""How far curves may move: other calibration rows and other background rows of the same kind, without reading any."""
+"""How far curves move for other calibration and background rows of the same kind, without running the network again."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _centre_on_rows(
     chunk = fit.sample.take(few).chunk()
     n_resamples, _, n_outputs = resamples.shape
 
-    values = read(piece.table(resamples.movedim(0, 1).flatten(1)), chunk)
+    values = read(piece.as_term_table(resamples.movedim(0, 1).flatten(1)), chunk)
     values = values.reshape(len(few), n_resamples, n_outputs)
     counts = torch.from_numpy(draws[:, few])
     means = torch.einsum("cr,rco->co", counts, values) / counts.sum(1, keepdim=True).clamp_min(1)
@@ -286,7 +286,7 @@ def _change_of_priors(
     for piece in fit.pieces:
         if isinstance(piece, TablePiece) and piece.term in priors:
             difference = piece.prior[None] - priors[piece.term]
-            moved += read(piece.table(difference.movedim(0, 1).flatten(1)), chunk)
+            moved += read(piece.as_term_table(difference.movedim(0, 1).flatten(1)), chunk)
     moved = (moved - moved.mean(0)).reshape(len(few), n_resamples, n_outputs)
     return torch.einsum("rp,rco->cpo", design - design.mean(0), moved) / len(few)
 

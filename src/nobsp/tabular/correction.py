@@ -57,13 +57,13 @@ class Regression:
     outputs: Tensor  # the network's, (rows, outputs)
     fold: Tensor
     outside: Tensor  # rows that lie outside the range of all other folds' rows
-    held: Tensor  # their compressed representations held at that range, less the same means
+    clamped: Tensor  # their compressed representations clamped to that range, less the same means
     # The regression that this one has some columns of, and which: products are taken from it.
     whole: tuple[Regression, Tensor | slice] | None = None
 
     @classmethod
     def of(
-        cls, design: Tensor, outputs: Tensor, fold: Tensor, outside: Tensor, held: Tensor
+        cls, design: Tensor, outputs: Tensor, fold: Tensor, outside: Tensor, clamped: Tensor
     ) -> Regression:
         """A regression whose prior is not known yet."""
         centre = design.mean(0)
@@ -73,7 +73,7 @@ class Regression:
             outputs=outputs,
             fold=fold,
             outside=outside,
-            held=held - centre,
+            clamped=clamped - centre,
         )
 
     @property
@@ -112,11 +112,11 @@ class Regression:
         return self.design @ self.design.T
 
     @cached_property
-    def held_kernel(self) -> Tensor:
-        """The same of the rows outside, as they are held, with all rows."""
+    def clamped_kernel(self) -> Tensor:
+        """The same of the rows outside, clamped, with all rows."""
         if self.whole is not None and self.whole[0].design.shape == self.design.shape:
-            return self.whole[0].held_kernel
-        return self.held @ self.design.T
+            return self.whole[0].clamped_kernel
+        return self.clamped @ self.design.T
 
     @cached_property
     def scale(self) -> float:
@@ -137,17 +137,17 @@ class Regression:
             self,
             design=self.design[:, chosen],
             prior=prior,
-            held=self.held[:, chosen],
+            clamped=self.clamped[:, chosen],
             whole=(self, chosen),
         )
 
-    def unseen(self, rows: Tensor, values: Tensor, held: Tensor) -> Tensor:
-        """Values of some rows as fits on other folds see them: `held` are those of the rows outside."""
+    def unseen(self, rows: Tensor, values: Tensor, clamped: Tensor) -> Tensor:
+        """Values of some rows as fits on other folds see them: `clamped` are those of the rows outside."""
         position = torch.full((len(self.design),), -1, dtype=torch.long)
         position[self.outside] = torch.arange(len(self.outside))
         beyond = position[rows] >= 0
         seen = values[rows]
-        seen[beyond] = held[position[rows[beyond]]]
+        seen[beyond] = clamped[position[rows[beyond]]]
         return seen
 
 
@@ -241,7 +241,7 @@ def _train_system(
     system = regression.total - regression.products[fold]
     system.div_(n_train).addr_(mean, mean, alpha=-1)
     right = (cross - held_out.T @ target[test]) / n_train - mean.outer(mean_target)
-    seen = regression.unseen(test, regression.design, regression.held) - mean
+    seen = regression.unseen(test, regression.design, regression.clamped) - mean
     return system, right, seen
 
 
@@ -252,7 +252,7 @@ def _train_kernel(regression: Regression, test: Tensor, train: Tensor) -> tuple[
     """
     n_train = max(len(train), 1)
     among = regression.kernel[train][:, train]
-    seen = regression.unseen(test, regression.kernel, regression.held_kernel)[:, train]
+    seen = regression.unseen(test, regression.kernel, regression.clamped_kernel)[:, train]
     of_mean = among.sum(0) / n_train
     squared_mean = of_mean.sum() / n_train
     system = among - of_mean - of_mean[:, None] + squared_mean
@@ -528,9 +528,11 @@ class _Candidates:
         fold = torch.from_numpy(deal_folds(rows.units(), generator=generator))
 
         parts = [piece.read(rows) for piece in pieces]
-        outside, clamped = hold_outside(rows, domains, fold)
-        held = [
-            piece.read(clamped)[0] if isinstance(piece, TablePiece) else representation[outside]
+        outside, clamped_rows = hold_outside(rows, domains, fold)
+        clamped = [
+            piece.read(clamped_rows)[0]
+            if isinstance(piece, TablePiece)
+            else representation[outside]
             for piece, (representation, _) in zip(pieces, parts, strict=True)
         ]
         return cls(
@@ -542,7 +544,7 @@ class _Candidates:
                 outputs=rows.outputs,
                 fold=fold,
                 outside=outside,
-                held=torch.cat(held, 1),
+                clamped=torch.cat(clamped, 1),
             ),
             columns=torch.split(torch.arange(sum(ranks)), ranks),
             alphas=ALPHAS if ridge is None else (ridge,),

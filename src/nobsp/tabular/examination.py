@@ -468,17 +468,17 @@ def choose_by_neighbourhoods(fit: RegressionFit, neighbourhoods: Neighbourhoods)
 
 def _rows_in_folds(fit: RegressionFit, domains: Sequence[Domain], fold: Tensor) -> Regression:
     """The same rows of the regression, dealt into other folds."""
-    outside, clamped = hold_outside(fit.sample, domains, fold)
+    outside, clamped_rows = hold_outside(fit.sample, domains, fold)
     beyond = fit.sample.take(outside.numpy())
     shifts = []
     for piece in fit.pieces:
         if isinstance(piece, TablePiece):
-            shifts.append(piece.read(clamped)[0] - piece.read(beyond)[0])
+            shifts.append(piece.read(clamped_rows)[0] - piece.read(beyond)[0])
         else:
             shifts.append(torch.zeros(len(outside), piece.rank, dtype=torch.float64))
-    held = fit.regression.design[outside] + torch.cat(shifts, 1)
+    clamped = fit.regression.design[outside] + torch.cat(shifts, 1)
     regression = Regression.of(
-        fit.regression.design, fit.regression.outputs, fold=fold, outside=outside, held=held
+        fit.regression.design, fit.regression.outputs, fold=fold, outside=outside, clamped=clamped
     )
     return replace(regression, prior=fit.regression.prior)
 
@@ -612,11 +612,11 @@ def _without_extreme_rows(residuals: Tensor, outputs: Tensor) -> _Without | None
 def coarse_features(
     tables: Sequence[TermTable],
     domains: Sequence[Domain],
-    tabulate: Tabulator,
+    tabulator: Tabulator,
     sample: Sample,
 ) -> list[int]:
     """Features whose function bends more between the knots of its table than the table can follow."""
-    few = tabulate.with_rows(_COMPARED_BACKGROUND)
+    few = tabulator.with_rows(_COMPARED_BACKGROUND)
     chunk = sample.some(_COMPARED_VALUES).chunk()
     coarse = []
     for table in tables:

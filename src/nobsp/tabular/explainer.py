@@ -1,4 +1,7 @@
-"""NObSP for tables: a trained network in, the functions it has learned out."""
+"""NObSP for tables: a trained network in, the functions it has learned out.
+
+CONTRIBUTING.md, "The way from `fit` to a curve", says which file does which step.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.features import input_values
 from nobsp.tabular.fewest import FewestFeatures, fewest_features
 from nobsp.tabular.files import CHECKPOINTED
-from nobsp.tabular.fit_together import FittedTogether
+from nobsp.tabular.fit_together import FitTogether
 from nobsp.tabular.fitted import Fitted, Method, removal_effects, stand_ins
 from nobsp.tabular.functions import Functions, function_of, with_bands
 from nobsp.tabular.health import (
@@ -54,7 +57,7 @@ from nobsp.tabular.shapes import ShapeCheck, check_shape
 from nobsp.tabular.weak_spots import WeakSpot, find_weak_spots, weak_spot_findings
 
 # By the option `reference`.
-METHODS: dict[str, Method] = {"terms": FittedTogether(), "complement": AsPublished()}
+METHODS: dict[str, Method] = {"terms": FitTogether(), "complement": AsPublished()}
 
 # Calibrations of which it was said that rows are explained worse than the headline.
 _WARNED: WeakSet[Fitted] = WeakSet()

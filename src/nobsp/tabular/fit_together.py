@@ -1,6 +1,6 @@
 """All terms at once: tables over the background, the head as prior, and a correction judged on rows held out.
 
-    f(x) ≈ base + Σ_S [ Δ̃_S(x_S) Wᵀ + Δ̃_S(x_S held at the calibrated range) δ_S ]
+    f(x) ≈ base + Σ_S [ Δ_S(x_S) Wᵀ + Δ_S(x_S held at the calibrated range) δ_S ]
 
 Δ_S is the representation of the term's features averaged over the background rows, and purified: what a
 pair does on average over its partner's calibration rows belongs to the feature alone. The first part is
@@ -79,14 +79,14 @@ from nobsp.tabular.selection import (
 )
 from nobsp.tabular.setting import Problem, Rows, Sample, Setting
 from nobsp.tabular.tables import (
+    TableMaker,
     Tables,
-    Tabulation,
     occupancy,
     read,
 )
 
 
-class FittedTogether(Method):
+class FitTogether(Method):
     """All terms in one regression, with the head as prior."""
 
     def calibrate(
@@ -100,9 +100,9 @@ class FittedTogether(Method):
     ) -> tuple[Summary, Estimate]:
         """Reads the rows, then fits on the sample of them that is in memory."""
         del known  # nothing can be taken over
-        groups = problem.columns.features.columns
+        columns_by_feature = problem.columns.features.columns
         summary = run.accumulate(
-            rows, Summary(groups), Summary.update, name="reading", progress=progress
+            rows, Summary(columns_by_feature), Summary.update, name="reading", progress=progress
         )
         estimate = decide_estimate(
             run, lambda: calibrate_terms(problem.with_rows(summary), progress=progress)
@@ -185,7 +185,9 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
         # Importances of terms without tables are measured row by row, and at the baseline.
         for_importances = sum(direct.cost for direct in terms.direct) * (MEASURED_DIRECTLY + 1)
         with meter.reserving(for_importances):
-            terms, validity = _check_validity(setting, terms, represent)
+            n_units = round(terms.fit.sample.effective_units())  # before neighbourhoods are units
+            terms, clusters = _refit_where_clustered(setting, terms)
+            validity = _check_validity(setting, terms, clusters, represent, n_units=n_units)
 
         measured = sample.some(MEASURED_DIRECTLY if terms.direct else MEASURED_ROWS)
         values = _contributions(terms, represent, measured, options.batch_size)
@@ -270,20 +272,22 @@ def _resample_bands(terms: FittedTerms) -> Bands:
     )
 
 
+def _refit_where_clustered(setting: Setting, terms: FittedTerms) -> tuple[FittedTerms, _Clusters]:
+    """The terms with the strengths chosen again where rows are clustered, and what clusters there are."""
+    clusters = _judge_clusters(setting, terms.fit)
+    return replace(terms, fit=clusters.fit), clusters
+
+
 def _check_validity(
-    setting: Setting, terms: FittedTerms, represent: Represent
-) -> tuple[FittedTerms, Validity]:
-    """Asks whether the headline can be believed, and chooses the strengths again where rows are clustered."""
-    units = round(terms.fit.sample.effective_units())
+    setting: Setting, terms: FittedTerms, clusters: _Clusters, represent: Represent, *, n_units: int
+) -> Validity:
+    """Whether the headline can be believed; `n_units` are the rows that count, identical ones once."""
     is_grouped = setting.groups is not None
     # Of few groups, each may still have many rows.
-    n_rows = setting.n_rows if is_grouped else min(setting.n_rows, units)
+    n_rows = setting.n_rows if is_grouped else min(setting.n_rows, n_units)
     findings = few_rows_findings(
-        n_rows, units, grouped=is_grouped, weighted=setting.n_unweighted is not None
+        n_rows, n_units, grouped=is_grouped, weighted=setting.n_unweighted is not None
     )
-
-    clusters = _judge_clusters(setting, terms.fit)
-    terms = replace(terms, fit=clusters.fit)
     if clusters.finding is not None:
         findings.append(clusters.finding)
 
@@ -302,7 +306,7 @@ def _check_validity(
     if bool((worst < LOW_SHARE).any()):
         with suppress(BudgetSpentError):  # then it stays unknown
             coarse = _find_coarse(setting, terms, represent)
-    return terms, Validity(
+    return Validity(
         findings=tuple(findings),
         worst=worst,
         explained=explained,
@@ -352,10 +356,10 @@ def _judge_clusters(setting: Setting, fit: RegressionFit) -> _Clusters:
 
 def _find_coarse(setting: Setting, terms: FittedTerms, represent: Represent) -> list[int]:
     """Features whose tables are coarser than their functions."""
-    tabulate = Tabulator(
+    tabulator = Tabulator(
         represent, terms.background, setting.head_weight, batch_size=setting.options.batch_size
     )
-    return coarse_features(terms.tables, setting.domains, tabulate, terms.fit.sample)
+    return coarse_features(terms.tables, setting.domains, tabulator, terms.fit.sample)
 
 
 def fit_terms(
@@ -389,10 +393,10 @@ def fit_terms(
     )
 
     with progress_bar(enabled=progress, description="tabulating", unit=" terms") as bar:
-        tabulation = Tabulation(sample, head_weight, effort, backgrounds, meter, bar)
-        mains = tabulation.tabulate_mains(domains)
+        maker = TableMaker(sample, head_weight, effort, backgrounds, meter, bar)
+        mains = maker.tabulate_mains(domains)
 
-        selection = Selection(tabulation, ridge)
+        selection = Selection(maker, ridge)
         if interactions is None:
             selected = selection.fit_paying(mains)
         elif isinstance(interactions, int):

@@ -40,7 +40,9 @@ class Estimate:
     terms: tuple[Subset, ...]  # all terms, as positions of features; single features first
     baseline: Tensor  # the baseline as the network takes it
     baseline_contributions: NDArray[np.float64]  # of every term there, (terms, outputs)
-    alphas: tuple[float, ...]  # per output the strength of the ridge, on the scale that was asked for
+    alphas: tuple[
+        float, ...
+    ]  # per output the strength of the ridge, on the scale that was asked for
     direct: tuple[DirectTerm, ...] = ()  # terms that run through the network row by row
     background: Tensor | None = None  # the background rows; None where they were not kept
     # Per feature with a table the mean of its prior part over the rows: what levels not seen are measured from.
@@ -419,8 +421,8 @@ class Fitted:
             levels, level = torch.unique(inputs, dim=0, return_inverse=True)
 
             head_weight = self.readout.head.weight.T.to("cpu", torch.float64)
-            tabulate = Tabulator(represent, background, head_weight, batch_size=batch_size)
-            effects = tabulate.rows(columns, levels) @ head_weight - self.estimate.offsets[feature]
+            tabulator = Tabulator(represent, background, head_weight, batch_size=batch_size)
+            effects = tabulator.rows(columns, levels) @ head_weight - self.estimate.offsets[feature]
             effects = effects.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             values[unseen, self.estimate.terms.index((feature,))] = effects[level]
 

@@ -33,7 +33,7 @@ from nobsp.tabular.lookup import Array, Chunk, NumberAxis, Places
 from nobsp.tabular.setting import SOME_ROWS, Sample
 
 
-class Table(NamedTuple):
+class Averages(NamedTuple):
     """The representation of some features on their points, averaged over the background."""
 
     mean: Tensor  # (points of each feature …, width)
@@ -56,21 +56,21 @@ class Shortcut:
     forest: Forest
     spend: Callable[[int], None]
 
-    def table(self, tabulate: Tabulator, features: Sequence[Points]) -> Table | None:
+    def table(self, tabulator: Tabulator, features: Sequence[Points]) -> Averages | None:
         """The table of some features; None where one of them is not a single column of ascending numbers."""
         lines = [_ascending_line(points) for points in features]
         if any(line is None for line in lines):
             return None
 
         sizes = [len(points) for points in features]
-        self.spend(int(np.prod(sizes)) * len(tabulate.background))
+        self.spend(int(np.prod(sizes)) * len(tabulator.background))
         mean, outputs = self.forest.answer_on_grid(
-            tabulate.background.double().numpy(),
+            tabulator.background.double().numpy(),
             [points.columns[0] for points in features],
             [line for line in lines if line is not None],
-            tabulate.head_weight.numpy(),
+            tabulator.head_weight.numpy(),
         )
-        return Table(torch.from_numpy(mean), tabulate.shorten(torch.from_numpy(outputs)))
+        return Averages(torch.from_numpy(mean), tabulator.shorten(torch.from_numpy(outputs)))
 
 
 def _ascending_line(points: Points) -> Array | None:
@@ -117,7 +117,7 @@ class Tabulator:
         self.background = background
         self.head_weight = head_weight
 
-    def __call__(self, features: Sequence[Points]) -> Table:
+    def __call__(self, features: Sequence[Points]) -> Averages:
         """The table of some features, held where the model gives no answer beyond the calibrated range."""
         table = self.ask(features)
         answered = answered_nodes(table.mean, table.outputs)
@@ -133,13 +133,13 @@ class Tabulator:
 
         stands_for_itself = np.all(np.array(sources) == np.indices(answered.shape), axis=0)
         nodes = tuple(torch.from_numpy(index) for index in sources)
-        return Table(
+        return Averages(
             mean=table.mean[nodes],
             outputs=table.outputs.movedim(0, -1)[nodes].movedim(-1, 0),
             answered=stands_for_itself,
         )
 
-    def ask(self, features: Sequence[Points]) -> Table:
+    def ask(self, features: Sequence[Points]) -> Averages:
         """The same as the model answers, NaN where it raises."""
         table = None if self._shortcut is None else self._shortcut.table(self, features)
         if table is not None:
@@ -159,7 +159,7 @@ class Tabulator:
             outputs.append(self.shorten(representation @ self.head_weight))
 
         by_background = torch.cat(outputs).movedim(1, 0)
-        return Table(
+        return Averages(
             mean=torch.cat(means).view(*sizes, -1),
             outputs=by_background.reshape(len(self.background), *sizes, -1),
         )
@@ -393,15 +393,15 @@ class _Line:
 
 
 def refine_knots(
-    tabulate: Tabulator,
+    tabulator: Tabulator,
     domain: Domain,
     first: Points,
-    table: Table,
+    table: Averages,
     rows: Chunk,
     *,
     unit: Tensor,
     most: int,
-) -> tuple[Points, Table]:
+) -> tuple[Points, Averages]:
     """Adds knots to a table where the function is further than a thousandth of a unit from straight.
 
     It ends early where no more forward rows are left.
@@ -428,7 +428,7 @@ def refine_knots(
         try:
             _cut_segments(
                 line,
-                tabulate,
+                tabulator,
                 domain,
                 first,
                 segments=segments,
@@ -440,7 +440,7 @@ def refine_knots(
             break
         share = _LATER_CUTS
 
-    refined = Table(
+    refined = Averages(
         mean=torch.cat([line.mean, missing]),
         outputs=torch.cat([line.outputs, missing_outputs], 1),
         answered=np.concatenate([line.answered, np.ones(len(missing), dtype=bool)]),
@@ -448,7 +448,7 @@ def refine_knots(
     return domain.number_points(line.knots), refined
 
 
-def _stand_for_themselves(points: Points, table: Table) -> BoolArray:
+def _stand_for_themselves(points: Points, table: Averages) -> BoolArray:
     """Which knots have values of their own, not those of another knot."""
     assert isinstance(points.axis, NumberAxis)
     count = len(points.axis.knots)
@@ -479,7 +479,7 @@ def _first_bends(domain: Domain, axis: NumberAxis, answered: BoolArray, rows: Ch
 
 def _cut_segments(
     line: _Line,
-    tabulate: Tabulator,
+    tabulator: Tabulator,
     domain: Domain,
     first: Points,
     *,
@@ -490,7 +490,7 @@ def _cut_segments(
 ) -> None:
     """Asks the network where segments are cut, notes how far from straight it is, and adds the knots."""
     inputs = domain.encode(numbers[:, None])
-    cuts = tabulate.ask([Points(first.axis, inputs, first.columns, held=segments)])
+    cuts = tabulator.ask([Points(first.axis, inputs, first.columns, held=segments)])
     answered = answered_nodes(cuts.mean, cuts.outputs)
 
     # Between two ends with answers the model has a gap: nothing can be followed there.
@@ -499,7 +499,7 @@ def _cut_segments(
     mean = cuts.mean[torch.from_numpy(answered)]
     outputs = cuts.outputs[:, torch.from_numpy(answered)]
 
-    away = (mean - line.between(segments, share)) @ tabulate.head_weight / unit
+    away = (mean - line.between(segments, share)) @ tabulator.head_weight / unit
     line.bends[segments] = away.abs().amax(1).numpy()
     line.insert(segments, numbers[answered], mean, outputs)
 

@@ -43,9 +43,9 @@ from nobsp.tabular.tables import (
     Grid,
     Lines,
     Piece,
+    TableMaker,
     TablePiece,
     Tables,
-    Tabulation,
     compress,
     count_nodes,
     pure_rows,
@@ -123,12 +123,12 @@ class Screen:
 
 
 def screen_pairs(
-    tabulate: Tabulator, domains: Sequence[Domain], sample: Sample, effort: Effort
+    tabulator: Tabulator, domains: Sequence[Domain], sample: Sample, effort: Effort
 ) -> Screen:
     """Every pair's strength, strongest first, read off coarse tables; of the output in which it is largest."""
     few = sample.some()
     chunk = few.chunk()
-    lines = _coarse_lines(tabulate, domains, few, effort)
+    lines = _coarse_lines(tabulator, domains, few, effort)
     pairs = [
         pair
         for pair in combinations(sorted(lines.points), 2)
@@ -138,7 +138,7 @@ def screen_pairs(
     strengths: dict[Subset, float] = {}
     varying: dict[Subset, float] = {}
     for pair in pairs:
-        effects = _effects_by_background(tabulate, pair, lines, chunk)
+        effects = _effects_by_background(tabulator, pair, lines, chunk)
         effect = effects.mean(1)
         spread = effect.std(0, correction=0)
         deviation = (effects - effect[:, None]).square().mean((0, 1)).sqrt()
@@ -150,7 +150,7 @@ def screen_pairs(
 
 
 def _coarse_lines(
-    tabulate: Tabulator, domains: Sequence[Domain], sample: Sample, effort: Effort
+    tabulator: Tabulator, domains: Sequence[Domain], sample: Sample, effort: Effort
 ) -> Lines:
     """Lines of grids of all pairs, coarse enough for the forward rows that screening has.
 
@@ -163,7 +163,7 @@ def _coarse_lines(
     while True:
         points = {k: screen_points(domains[k], chunk, count) for k in features}
         nodes = count_pair_nodes([len(line) for line in points.values()])
-        fits = nodes * len(tabulate.background) <= effort.screen_budget
+        fits = nodes * len(tabulator.background) <= effort.screen_budget
         if fits or len(features) <= 2:
             return Lines.of(points, chunk)
 
@@ -171,14 +171,16 @@ def _coarse_lines(
             count -= 1
             continue
         if not are_ordered:
-            features = _strongest_features(tabulate, domains, sample, features)
+            features = _strongest_features(tabulator, domains, sample, features)
             are_ordered = True
         features = features[: max(int(len(features) * _SCREENED_ON), 2)]
 
 
-def _effects_by_background(tabulate: Tabulator, pair: Subset, lines: Lines, chunk: Chunk) -> Tensor:
+def _effects_by_background(
+    tabulator: Tabulator, pair: Subset, lines: Lines, chunk: Chunk
+) -> Tensor:
     """A pair's effect on some rows with the other features as in each background row, (rows, background, outputs)."""
-    table = tabulate([lines.points[k] for k in pair])
+    table = tabulator([lines.points[k] for k in pair])
     # With the background rows side by side as outputs, one reading gives the effect at each of them.
     outputs = table.outputs.movedim(0, -2).double()
     pure = purify(outputs, [lines.shares[k] for k in pair])
@@ -188,18 +190,18 @@ def _effects_by_background(tabulate: Tabulator, pair: Subset, lines: Lines, chun
 
 
 def _strongest_features(
-    tabulate: Tabulator, domains: Sequence[Domain], sample: Sample, features: Sequence[int]
+    tabulator: Tabulator, domains: Sequence[Domain], sample: Sample, features: Sequence[int]
 ) -> list[int]:
     """Features by how much the outputs move when one row's value is given to another."""
     rows = sample.inputs[:_SHUFFLED_ROWS]
-    before = tabulate.run(rows) @ tabulate.head_weight
+    before = tabulator.run(rows) @ tabulator.head_weight
 
     effects = {}
     for k in features:
         columns = list(domains[k].columns)
         moved = rows.clone()
         moved[:, columns] = rows.roll(1, 0)[:, columns]
-        after = tabulate.run(moved) @ tabulate.head_weight
+        after = tabulator.run(moved) @ tabulator.head_weight
         change = ((after - before) / sample.spread).square()
         effects[k] = float(change.nan_to_num(nan=0.0).mean())
     return sorted(features, key=lambda k: -effects[k])
@@ -251,7 +253,7 @@ def likely_triples(varying: Mapping[Subset, float], sizes: Mapping[int, int]) ->
 
 
 def screen_triples(
-    tabulate: Tabulator,
+    tabulator: Tabulator,
     domains: Sequence[Domain],
     varying: Mapping[Subset, float],
     fit: RegressionFit,
@@ -267,14 +269,14 @@ def screen_triples(
     sizes = {k: len(line) for k, line in points.items()}
     candidates = likely_triples(varying, sizes)[:MOST_SCREENED]
 
-    gains = _gains_of_triples(tabulate, candidates, Lines.of(points, chunk), fit)
+    gains = _gains_of_triples(tabulator, candidates, Lines.of(points, chunk), fit)
     least = worth_of(domains).least_on_coarse_grid(_unexplained(fit))
     worth_trying = [term for term in gains if gains[term] >= least]
     return sorted(worth_trying, key=lambda term: (-gains[term], term))[:most]
 
 
 def _gains_of_triples(
-    tabulate: Tabulator, candidates: Sequence[Subset], lines: Lines, fit: RegressionFit
+    tabulator: Tabulator, candidates: Sequence[Subset], lines: Lines, fit: RegressionFit
 ) -> dict[Subset, float]:
     """Per triple the share of an output's variance that it explains of the residuals on held-out rows."""
     rows = fit.sample.chunk()
@@ -284,10 +286,10 @@ def _gains_of_triples(
     gains = {}
     for term in candidates:
         try:
-            grid = Grid.tabulate(tabulate, term, lines)
+            grid = Grid.tabulate(tabulator, term, lines)
         except UnansweredError:  # the model takes no such combination
             continue
-        effect = read(_table(grid, tabulate.head_weight), rows)
+        effect = read(_table(grid, tabulator.head_weight), rows)
         explained = explained_variance(effect, residuals)
         gains[term] = float((explained / variance).max())
     return gains
@@ -359,33 +361,33 @@ class Selected:
 class Selection:
     """The ways in which interactions are chosen and fitted together with the single features."""
 
-    tabulation: Tabulation
+    maker: TableMaker
     ridge: float | None
 
     def fit_named(self, mains: Tables, named: Sequence[Subset]) -> Selected:
         """Fits the interactions that were named."""
-        tables = self.tabulation.tabulate_named(mains, named)
-        tables = self.tabulation.refine_mains(tables)
+        tables = self.maker.tabulate_named(mains, named)
+        tables = self.maker.refine_mains(tables)
         return Selected(tables, self.solve(tables, named=named))
 
     def fit_strongest(self, mains: Tables, most: int) -> Selected:
         """Fits so many of the strongest pairs."""
         screen = self.screen_pairs(mains) if most else Screen()
-        tables = self.tabulation.tabulate_pairs(mains, screen.strongest(most))
-        tables = self.tabulation.refine_mains(tables)
+        tables = self.maker.tabulate_pairs(mains, screen.strongest(most))
+        tables = self.maker.refine_mains(tables)
         return Selected(tables, self.solve(tables), screen)
 
     def fit_paying(self, mains: Tables) -> Selected:
         """Fits the pairs, and then the triples, that pay on rows held out."""
         screen = self.screen_pairs(mains)
-        pairs = screen.worth_trying(self.tabulation.effort.most_pairs)
-        tables = self.tabulation.tabulate_pairs(mains, pairs)
+        pairs = screen.worth_trying(self.maker.effort.most_pairs)
+        tables = self.maker.tabulate_pairs(mains, pairs)
         # Last, because pairs have first claim on the forward rows.
-        tables = self.tabulation.refine_mains(tables)
+        tables = self.maker.refine_mains(tables)
         fit = self.solve(tables, trial=trial_of_pairs(tables))
         selected = Selected(tables, fit, screen)
 
-        reserving = self.tabulation.meter.reserving(_rows_for_importances(fit))
+        reserving = self.maker.meter.reserving(_rows_for_importances(fit))
         with reserving, suppress(BudgetSpentError):  # then all stays as it is
             selected = self.refine_pairs(selected)
             selected = self.add_triples(selected)
@@ -393,10 +395,10 @@ class Selection:
 
     def screen_pairs(self, tables: Tables) -> Screen:
         """Strengths of all pairs; none where no forward rows are left for that."""
-        effort = self.tabulation.effort
-        tabulate = self.tabulation.backgrounds.of_rows(effort.screen_background)
+        effort = self.maker.effort
+        tabulator = self.maker.backgrounds.of_rows(effort.screen_background)
         try:
-            return screen_pairs(tabulate, tables.domains, self.tabulation.sample, effort)
+            return screen_pairs(tabulator, tables.domains, self.maker.sample, effort)
         except BudgetSpentError:
             return Screen()
 
@@ -404,22 +406,22 @@ class Selection:
         """Gives pairs of a model of steps more thresholds, where they leave more than they should."""
         features = {k for pair in before.pairs for k in pair}
         is_stepped = any(len(before.tables.domains[k].steps) for k in features)
-        is_fine = self.tabulation.pair_room == FINE_PAIR_ROOM
+        is_fine = self.maker.pair_room == FINE_PAIR_ROOM
         if is_fine or not is_stepped or not are_worth_looking_for(before.fit):
             return before
 
-        tables = self.tabulation.tabulate_pairs(before.tables, before.pairs, room=FINE_PAIR_ROOM)
+        tables = self.maker.tabulate_pairs(before.tables, before.pairs, room=FINE_PAIR_ROOM)
         fit = self.solve(tables, likely=before.fit.likely)
         is_better = bool(fit.explained.nanmean() > before.fit.explained.nanmean())
         return replace(before, tables=tables, fit=fit) if is_better else before
 
     def add_triples(self, before: Selected) -> Selected:
         """Adds the triples that pay on rows held out, where pairs leave more than they should."""
-        effort = self.tabulation.effort
+        effort = self.maker.effort
         if not effort.most_triples or not are_worth_looking_for(before.fit):
             return before
         likely = screen_triples(
-            self.tabulation.backgrounds.of_rows(effort.screen_background),
+            self.maker.backgrounds.of_rows(effort.screen_background),
             before.tables.domains,
             before.screen.varying,
             before.fit,
@@ -432,7 +434,7 @@ class Selection:
         on_trial = self._tables_with_triples(before, likely)
         trial = trial_of(on_trial.triples, worth, before.fit)
         tried = try_terms(
-            self.tabulation.sample,
+            self.maker.sample,
             self._pieces(on_trial),
             on_trial.domains,
             ridge=self.ridge,
@@ -453,9 +455,9 @@ class Selection:
     def _tables_with_triples(self, before: Selected, triples: Sequence[Subset]) -> Tables:
         """Tables of a fit and of triples, each with its pairs, which the trial of pairs may have left out."""
         inside = _pairs_inside(triples)
-        extended = self.tabulation.add_pairs(before.tables, sorted(inside))
+        extended = self.maker.add_pairs(before.tables, sorted(inside))
         pairs = _grids_of(extended.pairs, before.terms | inside)
-        return self.tabulation.tabulate_triples(replace(extended, pairs=pairs), triples)
+        return self.maker.tabulate_triples(replace(extended, pairs=pairs), triples)
 
     def solve(
         self,
@@ -467,7 +469,7 @@ class Selection:
     ) -> RegressionFit:
         """The regression of all tables, and of named terms that have none."""
         return solve_terms(
-            self.tabulation.sample,
+            self.maker.sample,
             self._pieces(tables, named),
             tables.domains,
             ridge=self.ridge,
@@ -478,7 +480,7 @@ class Selection:
     def _pieces(self, tables: Tables, named: Sequence[Subset] = ()) -> list[Piece]:
         """What the regression is made of: the tables, and the rows of named terms that have none."""
         # Rows of terms without tables run now: what was kept for them is theirs.
-        self.tabulation.meter.release()
+        self.maker.meter.release()
         singles, grids = tables.pieces()
         pieces = [self._single_piece(k, tables, singles) for k in range(len(tables.domains))]
         pieces += grids
@@ -486,7 +488,7 @@ class Selection:
         tabulated = {piece.term for piece in grids}
         without_table = [term for term in named if term not in tabulated]
         pieces += [self._direct_piece(term, tables.domains) for term in without_table]
-        return _strongest_columns(pieces, self.tabulation.sample)
+        return _strongest_columns(pieces, self.maker.sample)
 
     def _single_piece(
         self, feature: int, tables: Tables, tabulated: Mapping[int, TablePiece]
@@ -501,16 +503,16 @@ class Selection:
 
     def _direct_piece(self, term: Subset, domains: Sequence[Domain]) -> DirectPiece:
         """A term without a table."""
-        sample = self.tabulation.sample
-        tabulate = self.tabulation.backgrounds.with_spread(DIRECT_BACKGROUND)
+        sample = self.maker.sample
+        tabulator = self.maker.backgrounds.with_spread(DIRECT_BACKGROUND)
         columns = tuple(domains[k].columns for k in term)
-        pure = pure_rows(tabulate, columns, sample.some().inputs)
-        tabulate.require_answers(pure, " and ".join(domains[k].feature.name for k in term))
+        pure = pure_rows(tabulator, columns, sample.some().inputs)
+        tabulator.require_answers(pure, " and ".join(domains[k].feature.name for k in term))
 
         share = torch.full_like(pure[:, 0], 1 / len(pure))
         basis = compress(pure - pure.mean(0), share, most=MOST_DIRECTIONS[1])
         rows = sample.inputs.double()
-        return DirectPiece(term, columns, tabulate, basis, (rows.amin(0), rows.amax(0)))
+        return DirectPiece(term, columns, tabulator, basis, (rows.amin(0), rows.amax(0)))
 
 
 def _rows_for_importances(fit: RegressionFit) -> int:

@@ -1,14 +1,15 @@
 """Tables of single features, pairs and triples together, each without what belongs to the others.
 
-Every table is an average over background rows r, which are few. What larger terms make there on average
+Every table is an average over background rows r, which are few. What larger terms T make there on average
 is part of it:
 
     z̄_a(x) contains the mean over r of T_ab(x, b_r) + T_abc(x, b_r, c_r),
     z̄_ab(x, y) contains the mean over r of T_abc(x, y, c_r).
 
-That part belongs to the larger term, which has it already, and is taken out. A grid is purified when it
-averages to zero along each of its sides, every point of a side counted by the share of the calibration
-rows there.
+A grid is purified when it averages to zero along each of its sides, every point of a side counted by the
+share of the calibration rows there. Of a single feature we subtract the mean of its *purified* pairs over the
+background rows. What stays is the mean of the pair as it was over the *calibration* rows, as if it had been
+moved from the pair to the feature. Triples are treated alike, towards their pairs and their features.
 
 In this order: making the tables within the forward rows that are left; the tables; terms as the regression
 sees them; margins.
@@ -35,10 +36,10 @@ from nobsp.tabular.grids import (
     PAIR_REACH,
     PAIRS_SHARE,
     TRIPLE_REACH,
+    Averages,
     Backgrounds,
     Effort,
     Meter,
-    Table,
     Tabulator,
     fewer_pairs,
     first_points,
@@ -63,7 +64,7 @@ class Steps:
 
     thresholds: Array  # the numbers on either side, (thresholds, 2)
     points: Points
-    table: Table
+    table: Averages
 
 
 # A threshold takes two lines of a grid; a pair's has some 30 a side at most, a triple's some 15.
@@ -142,7 +143,7 @@ class PairPlan:
 
 
 @dataclass(frozen=True, eq=False)
-class Tabulation:
+class TableMaker:
     """Makes tables and adds them to those there are."""
 
     sample: Sample
@@ -159,7 +160,7 @@ class Tabulation:
 
     def tabulate_mains(self, domains: Sequence[Domain]) -> Tables:
         """Tables of single features, and where the model was found to answer."""
-        tabulate = self.backgrounds.of_rows(self.effort.background)
+        tabulator = self.backgrounds.of_rows(self.effort.background)
         chunk = self.sample.chunk()
 
         mains = {}
@@ -167,7 +168,7 @@ class Tabulation:
         for k, domain in enumerate(domains):
             if not domain.tabulated:
                 continue
-            points, table = tabulate_main(tabulate, domain, chunk, self.sample.spread, self.effort)
+            points, table = tabulate_main(tabulator, domain, chunk, self.sample.spread, self.effort)
             mains[k] = Main(points, table)
             limited[k] = domain.limited_to(points, table.answered)
             self.bar.update()
@@ -176,18 +177,18 @@ class Tabulation:
             domains=limited,
             rows=chunk,
             head_weight=self.head_weight,
-            background=tabulate.background,
-            pair_background=tabulate.background,
+            background=tabulator.background,
+            pair_background=tabulator.background,
             mains=mains,
         )
 
     def refine_mains(self, tables: Tables) -> Tables:
         """Adds knots to tables of single features where these bend, as long as forward rows are left."""
-        tabulate = self.backgrounds.of_rows(self.effort.background)
+        tabulator = self.backgrounds.of_rows(self.effort.background)
         mains = {}
         for k, main in tables.mains.items():
             mains[k] = refine_main(
-                tabulate,
+                tabulator,
                 tables.domains[k],
                 main,
                 self.sample.chunk(),
@@ -218,12 +219,12 @@ class Tabulation:
         if not plan.pairs:
             return tables
 
-        tabulate = self.backgrounds.of_rows(plan.background)
+        tabulator = self.backgrounds.of_rows(plan.background)
         return replace(
             tables,
             pair_lines=plan.lines,
-            pairs=tuple(self._run_grids(tabulate, plan.pairs, plan.lines)),
-            pair_background=tabulate.background,
+            pairs=tuple(self._run_grids(tabulator, plan.pairs, plan.lines)),
+            pair_background=tabulator.background,
         )
 
     def add_pairs(self, tables: Tables, pairs: Sequence[Subset]) -> Tables:
@@ -239,13 +240,13 @@ class Tabulation:
             return tables
 
         background = len(tables.pair_background) if present else self.effort.pair_background
-        tabulate = self.backgrounds.of_rows(background)
+        tabulator = self.backgrounds.of_rows(background)
         lines = Lines.of(points, self.sample.chunk())
         return replace(
             tables,
             pair_lines=lines,
-            pairs=(*tables.pairs, *self._run_grids(tabulate, missing, lines)),
-            pair_background=tabulate.background,
+            pairs=(*tables.pairs, *self._run_grids(tabulator, missing, lines)),
+            pair_background=tabulator.background,
         )
 
     def tabulate_triples(self, tables: Tables, triples: Sequence[Subset]) -> Tables:
@@ -255,15 +256,15 @@ class Tabulation:
 
         lines = self._triple_lines(tables, triples)
         small = [term for term in triples if count_nodes(lines.points, term) <= MOST_TRIPLE_NODES]
-        tabulate = self.backgrounds.of_rows(self.effort.triple_background)
-        grids = self._run_grids(tabulate, small, lines)
+        tabulator = self.backgrounds.of_rows(self.effort.triple_background)
+        grids = self._run_grids(tabulator, small, lines)
         return replace(tables, triple_lines=lines, triples=tuple(grids))
 
-    def _run_grids(self, tabulate: Tabulator, terms: Sequence[Subset], lines: Lines) -> list[Grid]:
+    def _run_grids(self, tabulator: Tabulator, terms: Sequence[Subset], lines: Lines) -> list[Grid]:
         """Runs the network on the grids of some terms."""
         grids = []
         for term in terms:
-            grids.append(Grid.tabulate(tabulate, term, lines))
+            grids.append(Grid.tabulate(tabulator, term, lines))
             self.bar.update()
         return grids
 
@@ -348,20 +349,20 @@ class Tabulation:
 
 
 def tabulate_main(
-    tabulate: Tabulator, domain: Domain, chunk: Chunk, unit: Tensor, effort: Effort
-) -> tuple[Points, Table]:
+    tabulator: Tabulator, domain: Domain, chunk: Chunk, unit: Tensor, effort: Effort
+) -> tuple[Points, Averages]:
     """A feature's own table, before knots are added where it bends."""
     if len(domain.steps) > MOST_STEPS:
-        steps = _largest_steps(tabulate, domain, chunk, unit)
+        steps = _largest_steps(tabulator, domain, chunk, unit)
         points = domain.step_points(chunk, steps, quantiles=effort.quantiles)
     else:
         points = first_points(domain, chunk, effort)
-    return points, tabulate([points])
+    return points, tabulator([points])
 
 
-def _largest_steps(tabulate: Tabulator, domain: Domain, chunk: Chunk, unit: Tensor) -> Array:
+def _largest_steps(tabulator: Tabulator, domain: Domain, chunk: Chunk, unit: Tensor) -> Array:
     """As many thresholds as a table has room for, by how much the model steps there on few background rows."""
-    few = tabulate.with_rows(_FEW_ROWS)
+    few = tabulator.with_rows(_FEW_ROWS)
     points = domain.step_points(chunk, domain.steps, quantiles=0)
     sizes = step_sizes(Steps(domain.steps, points, few([points])), chunk, unit)
 
@@ -371,14 +372,14 @@ def _largest_steps(tabulate: Tabulator, domain: Domain, chunk: Chunk, unit: Tens
 
 
 def refine_main(
-    tabulate: Tabulator, domain: Domain, main: Main, rows: Chunk, *, unit: Tensor, most: int
+    tabulator: Tabulator, domain: Domain, main: Main, rows: Chunk, *, unit: Tensor, most: int
 ) -> Main:
     """A feature's table with knots where it bends; categories and steps stay as they are."""
     is_number = isinstance(main.points.axis, NumberAxis)
     if not is_number or not domain.reaches or len(domain.steps):
         return main
     points, table = refine_knots(
-        tabulate, domain, main.points, main.table, rows, unit=unit, most=most
+        tabulator, domain, main.points, main.table, rows, unit=unit, most=most
     )
     return Main(points, table)
 
@@ -399,7 +400,7 @@ class Main:
     """The table of one feature."""
 
     points: Points
-    table: Table
+    table: Averages
 
 
 @dataclass(frozen=True, eq=False)
@@ -434,11 +435,11 @@ class Grid:
     outputs: Tensor  # the head's share for every background row, (background, points …, outputs)
 
     @classmethod
-    def tabulate(cls, tabulate: Tabulator, term: Subset, lines: Lines) -> Grid:
+    def tabulate(cls, tabulator: Tabulator, term: Subset, lines: Lines) -> Grid:
         """Runs the network on the grid."""
         points = tuple(lines.points[k] for k in term)
         shares = tuple(lines.shares[k] for k in term)
-        table = tabulate(points)
+        table = tabulator(points)
         return cls(term, points, shares, purify(table.mean, shares), table.outputs)
 
     def less(self, margin: Tensor) -> Grid:
@@ -516,6 +517,7 @@ class Tables:
         singles = {}
         for k, main in self.mains.items():
             share = occupancy(main.points, self.rows)
+            # For the directions only: `finish` centres the function on the rows of the regression.
             mean = means[k] - share @ means[k]
             basis = compress(mean, share, most=MOST_DIRECTIONS[1])
             singles[k] = TablePiece((k,), (main.points,), mean @ self.head_weight, mean @ basis)
@@ -568,7 +570,7 @@ class TablePiece:
         """Columns of the regression."""
         return int(self.basis.shape[1])
 
-    def table(self, values: Tensor) -> TermTable:
+    def as_term_table(self, values: Tensor) -> TermTable:
         """A table on the term's nodes."""
         axes = tuple(points.axis for points in self.points)
         shape = (*map(len, self.points), values.shape[-1])
@@ -585,13 +587,13 @@ class TablePiece:
     def read(self, rows: Sample) -> tuple[Tensor, Tensor]:
         """Compressed representation and prior of some rows."""
         columns = torch.cat([self.basis, self.prior], 1)
-        values = read(self.table(columns), rows.chunk())
+        values = read(self.as_term_table(columns), rows.chunk())
         return values[:, : self.rank], values[:, self.rank :]
 
     def finish(self, delta: Tensor, mean: Tensor) -> TermTable:
         """The term's function: prior and correction, the latter held at the calibrated range, less their mean."""
         correction = (self.basis @ delta)[self.held()]
-        return self.table(self.prior + correction - mean)
+        return self.as_term_table(self.prior + correction - mean)
 
 
 @dataclass(frozen=True, eq=False)
@@ -616,14 +618,14 @@ class DirectTerm:
         self, run: Callable[[Tensor], Tensor], inputs: Tensor, *, batch_size: int
     ) -> Tensor:
         """Contributions of some rows, (rows, outputs)."""
-        tabulate = Tabulator(run, self.background, self.weight, batch_size=batch_size)
-        pure = pure_rows(tabulate, self.columns, inputs)
+        tabulator = Tabulator(run, self.background, self.weight, batch_size=batch_size)
+        pure = pure_rows(tabulator, self.columns, inputs)
         contributions = pure @ (self.weight + self.delta)
 
         in_range = self._hold(inputs)
         beyond = (in_range != inputs).any(1).nonzero().flatten()
         if len(beyond):
-            at_edge = pure_rows(tabulate, self.columns, in_range[beyond])
+            at_edge = pure_rows(tabulator, self.columns, in_range[beyond])
             # Where the model does not answer beyond the range, it is held there as the correction is.
             answered = pure[beyond].isfinite().all(1, keepdim=True)
             prior = torch.where(answered, pure[beyond], at_edge)
@@ -646,7 +648,7 @@ class DirectPiece:
 
     term: Subset
     columns: tuple[tuple[int, ...], ...]
-    tabulate: Tabulator
+    tabulator: Tabulator
     basis: Tensor  # directions (width, rank) that the representation uses
     # Smallest and largest calibrated value of every column of the network's input.
     span: tuple[Tensor, Tensor]
@@ -658,8 +660,8 @@ class DirectPiece:
 
     def read(self, rows: Sample) -> tuple[Tensor, Tensor]:
         """Compressed representation and prior of some rows."""
-        pure = pure_rows(self.tabulate, self.columns, rows.inputs)
-        return pure @ self.basis, pure @ self.tabulate.head_weight
+        pure = pure_rows(self.tabulator, self.columns, rows.inputs)
+        return pure @ self.basis, pure @ self.tabulator.head_weight
 
     def finish(self, delta: Tensor, mean: Tensor) -> DirectTerm:
         """The term's function."""
@@ -668,8 +670,8 @@ class DirectPiece:
         return DirectTerm(
             term=self.term,
             columns=self.columns,
-            background=self.tabulate.background,
-            weight=self.tabulate.head_weight,
+            background=self.tabulator.background,
+            weight=self.tabulator.head_weight,
             delta=self.basis @ delta,
             offset=mean,
             low=smallest[columns],
@@ -685,14 +687,17 @@ def flatten_columns(groups: Sequence[Sequence[int]]) -> list[int]:
     return [column for group in groups for column in group]
 
 
-def pure_rows(tabulate: Tabulator, columns: Sequence[Sequence[int]], inputs: Tensor) -> Tensor:
-    """Δ_S of every row by running the network: Σ_{U⊆S} (−1)^{|S|−|U|} z̄_U, the empty set left out as a constant."""
+def pure_rows(tabulator: Tabulator, columns: Sequence[Sequence[int]], inputs: Tensor) -> Tensor:
+    """What Δ_S is for terms without a table: inclusion and exclusion over the background, not purified.
+
+    Σ_{U ⊆ S} (−1)^{|S| − |U|} z̄_U,        the empty set left out as a constant.
+    """
     parts = []
     for size in range(1, len(columns) + 1):
         sign = (-1.0) ** (len(columns) - size)
         for subset in combinations(columns, size):
             flat = flatten_columns(subset)
-            parts.append(sign * tabulate.rows(flat, inputs[:, flat]))
+            parts.append(sign * tabulator.rows(flat, inputs[:, flat]))
     return sum(parts[1:], parts[0])
 
 
