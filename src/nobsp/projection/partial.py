@@ -171,12 +171,18 @@ def partial_coefficients(
 ) -> PartialRegression:
     """Coefficients that carry the target block to its unique part of the outputs.
 
-    Solves, for every output at once,
+    Solves, for every output at once, lines 1 to 4 of Algorithm 1 with target T (the paper's Z̃_k)
+    and reference A (its Z̃_(k); the paper's letter A is another matrix, which is never formed):
 
-        R_T = T − A B,   B = (AᵀA + λI)⁻¹ AᵀT,   R_y likewise,   β = (R_TᵀR_T + λI)⁻¹ R_Tᵀ R_y
+        R_T = T − A B,   B = (AᵀA + λI)⁻¹ AᵀT,   R_y = y − A B_y,   B_y = (AᵀA + λI)⁻¹ Aᵀy
+        β = (R_TᵀR_T + λI)⁻¹ R_Tᵀ R_y
 
-    using only the centred products held in `moments`. With λ > 0 the residual is *not* a
-    projection: R_TᵀR_T = G_TT − 2 BᵀG_AT + Bᵀ G_AA B. With λ = 0 the answer is Moore and Penrose's.
+    using only the centred products G held in `moments`. With λ > 0 the residual is *not* a projection:
+
+        R_TᵀR_T = G_TT − BᵀG_AT − G_TA B + BᵀG_AA B
+        R_TᵀR_y = G_Ty − BᵀG_Ay − G_TA B_y + BᵀG_AA B_y
+
+    With λ = 0 the answer is Moore and Penrose's.
     """
     _require_rows(moments)
     ridge = ridge or Ridge()
@@ -281,6 +287,7 @@ def _unique_part(
 
 def _solve_unique(unique: _Unique, ridge: float, rows: int) -> tuple[Tensor, bool]:
     """β = (R_TᵀR_T + λI)⁻¹ R_TᵀR_y, and whether it is determined beyond rounding."""
+    # Line 4 of Algorithm 1.
     if unique.drowns(ridge):
         factor = torch.linalg.cholesky(with_ridge(unique.remaining, ridge))
         coefficients = torch.cholesky_solve(unique.cross, factor)
@@ -296,6 +303,7 @@ def _unique_by_cholesky(products: _Products, ridge: float) -> _Unique | None:
     """R_TᵀR_T and R_TᵀR_y the fast way, or None where the reference cannot be factorised."""
     if ridge == 0.0:
         return None
+    # Line 1 of Algorithm 1, applied to target and outputs: B and B_y.
     factor, info = torch.linalg.cholesky_ex(with_ridge(products.aa, ridge))
     if int(info) != 0:
         return None
@@ -306,6 +314,7 @@ def _unique_by_cholesky(products: _Products, ridge: float) -> _Unique | None:
     b_target = solved[:, :width]
     b_outputs = solved[:, width:]
 
+    # Lines 2 and 3, as products of what they leave.
     fitted = products.aa @ b_target
     remaining = products.tt - b_target.T @ products.at
     remaining = remaining - products.at.T @ b_target + b_target.T @ fitted

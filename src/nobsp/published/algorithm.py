@@ -1,11 +1,14 @@
 """Algorithm 1 of the paper: every term's unique part of the outputs, along the network's view of all else.
 
-With T = z_S and A = z_(S) centred over the calibration rows, and y the outputs,
+With Z_S the rows z_S and Z_(S) the rows z_(S), centred over the calibration rows, and y the outputs,
 
-    R_T = T − A (AᵀA + λI)⁻¹ AᵀT        what the reference leaves of the target
-    R_y = y − A (AᵀA + λI)⁻¹ Aᵀy        what it leaves of the outputs
-    β_S = (R_TᵀR_T + λI)⁻¹ R_Tᵀ R_y     coefficients of the term
-    g_S(x) = (z_S(x) − mean z_S) β_S    its contribution
+    y_res = y − Z_(S) (Z_(S)ᵀZ_(S) + λI)⁻¹ Z_(S)ᵀy            line 2: what the reference leaves of the outputs
+    Z_res = Z_S − Z_(S) (Z_(S)ᵀZ_(S) + λI)⁻¹ Z_(S)ᵀZ_S        line 3: what it leaves of the target
+    β_S   = (Z_resᵀZ_res + λI)⁻¹ Z_resᵀ y_res                 line 4: coefficients of the term
+    g_S(x) = (z_S(x) − mean z_S) β_S                          its contribution
+
+Line 1, the paper's A = (Z_(S)ᵀZ_(S) + λI)⁻¹ Z_(S)ᵀ, is never formed, because rows are not kept: products
+of columns are enough, see `projection.partial`.
 
 A pair's projection holds the contributions of its features too, and a triple's those of its features
 and of its pairs: they are subtracted (A.14, A.15).
@@ -24,10 +27,11 @@ from nobsp.network.inputs import Subset
 from nobsp.projection import Moments, Ridge, merge_all, partial_coefficients
 from nobsp.published.isolation import Represent, subsets_of
 from nobsp.published.plan import OUTPUTS, REFERENCE, TARGET, Plan
-from nobsp.published.sums import FEWEST_BLOCKS, Accumulator, Parts
+from nobsp.published.sums import FEWEST_BLOCKS, Accumulator, MomentsByTerm
 
-# Copies of the calibration that bands are made of: their spread is then known to a tenth.
-COPIES = 64
+# Resamples of the calibration that bands are made of, here and with all terms at once: their spread is then known to
+# a tenth.
+N_RESAMPLES = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +64,13 @@ def solve(
         moments = merge_all(parts[term], weights=weights)
         if moments.rows < 2:
             raise ValueError(f"X has {moments.rows} row; calibration needs at least two.")
+        # A relative ridge divides by the width of z_S, which the reference has too, and not by its rank.
         width = moments.blocks[REFERENCE]
         regression = partial_coefficients(moments, ridge=ridge, target_size=width)
 
         base = moments.mean(OUTPUTS)
+        # With orthonormal directions V that span z_S, V (VᵀGV + λI)⁻¹ Vᵀ acts as (G + λI)⁻¹ on that span: this is
+        # the paper's β, from fewer columns.
         matrices[term] = plan.bases[term] @ regression.coefficients
         offsets[term] = moments.mean(TARGET) @ regression.coefficients
         unique_share[term] = regression.unique_share
@@ -88,7 +95,7 @@ class Published:
     """A calibration as published, term by term along the complement."""
 
     plan: Plan  # baseline, terms and bases
-    parts: Parts  # moments per block of rows; empty where they were not saved, or not held at once
+    parts: MomentsByTerm  # moments per block of rows; empty where they were not saved, or not held at once
     solution: Solution  # coefficients
     ridge: Ridge  # strength of the regularisation
 
@@ -131,7 +138,7 @@ class Published:
         parts = Accumulator(self.parts).merge(Accumulator(other.parts)).parts
         return replace(self, parts=parts, solution=solve(self.plan, parts, ridge=self.ridge))
 
-    def resampled(self, copies: int = COPIES) -> list[Solution]:
+    def resampled(self, copies: int = N_RESAMPLES) -> list[Solution]:
         """Coefficients for blocks of rows drawn with replacement; none where blocks are too few."""
         blocks_of_first_term = next(iter(self.parts.values()), [])
         filled = [position for position, block in enumerate(blocks_of_first_term) if block.rows]

@@ -2,8 +2,10 @@
 
 For a set S of features and a baseline x°, the paper needs two representations of every row x:
 
-    z_S(x)   = z(x° with x_S put in)          isolated: only S is active
-    z_(S)(x) = z(x with x_S set to x°_S)      reference: everything but S is active
+    z_S(x)   = z(x° with x_S put in)          isolated: only S is active (B.2)
+    z_(S)(x) = z(x with x_S set to x°_S)      reference: everything but S is active (B.4)
+
+Where the paper has zeros, inputs being standardised there, x° stands here.
 """
 
 from __future__ import annotations

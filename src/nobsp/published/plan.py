@@ -44,7 +44,7 @@ class Plan:
             digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def blocks(self, width: int, outputs: int) -> dict[Subset, dict[str, int]]:
+    def widths_by_term(self, width: int, outputs: int) -> dict[Subset, dict[str, int]]:
         """Per term, the widths of the blocks of columns [target | reference | outputs]."""
         return {
             term: {TARGET: self.bases[term].shape[1], REFERENCE: width, OUTPUTS: outputs}

@@ -17,7 +17,7 @@ from nobsp.network.readout import Network, Readout
 from nobsp.projection import Moments, update_in_turn
 from nobsp.published.plan import OUTPUTS, REFERENCE, TARGET, Plan
 
-Parts = dict[Subset, list[Moments]]
+MomentsByTerm = dict[Subset, list[Moments]]
 
 # Blocks of calibration rows whose moments are kept apart: bands draw from them with replacement.
 BLOCKS = 12
@@ -33,12 +33,12 @@ class Accumulator:
 
     # Row i goes to block i modulo their number: of a sorted table each block sees all of it,
     # whatever the batches are.
-    parts: Parts
+    parts: MomentsByTerm
 
     @classmethod
     def of(cls, plan: Plan, readout: Readout, *, memory: int = BLOCK_BYTES) -> Accumulator:
         """One without rows, with as many blocks as the memory in bytes allows."""
-        widths_by_term = plan.blocks(readout.width, readout.outputs)
+        widths_by_term = plan.widths_by_term(readout.width, readout.outputs)
         size = sum(bytes_of_moments(widths) for widths in widths_by_term.values())
         limit = min(memory, BLOCK_BYTES)
 
@@ -69,10 +69,10 @@ class Accumulator:
     def merge(self, other: Accumulator) -> Accumulator:
         """These rows and then the other's, whose blocks move on to where these end."""
         if self._block_counts() != other._block_counts():
-            raise ValueError("the two sums have other terms or blocks, and cannot be added up")
+            raise ValueError("the two sums differ in terms or blocks, and cannot be added up")
         # Row i lives in block i % n, so the other's blocks shift by our rows.
         n_rows = self.rows
-        joined: Parts = {}
+        joined: MomentsByTerm = {}
         for term, blocks in self.parts.items():
             others = other.parts[term]
             joined[term] = [
@@ -93,10 +93,14 @@ class Accumulator:
 
 
 def add_rows(plan: Plan, state: Accumulator, batch: Tensor, network: Network) -> None:
-    """Adds a batch of input rows to the moments of a plan's terms."""
+    """Adds a batch of input rows to the moments of a plan's terms.
+
+    Per term the columns are target (z_S in its basis), reference (z_(S)) and outputs.
+    """
     samples, represent, outputs = network.run(batch)
     targets = plan.isolation.products(represent, samples, plan.bases)
     references = plan.isolation.references(represent, samples, plan.bases)
+    # Both go through the terms in the order of the bases.
     state.update(
         (term, {TARGET: target, REFERENCE: reference.cpu(), OUTPUTS: outputs})
         for (term, target), reference in zip(targets, references, strict=True)
@@ -127,7 +131,7 @@ def split_plan(plan: Plan, readout: Readout, *, memory: int) -> list[Plan]:
     room = room_for_moments(plan, memory)
     sizes = {
         term: bytes_of_moments(widths)
-        for term, widths in plan.blocks(readout.width, readout.outputs).items()
+        for term, widths in plan.widths_by_term(readout.width, readout.outputs).items()
     }
     largest = max(sizes.values())
     if largest > room:
@@ -135,7 +139,7 @@ def split_plan(plan: Plan, readout: Readout, *, memory: int) -> list[Plan]:
         for_both = math.ceil(4 * (largest + plan.bytes_of_bases()) / 3)
         raise ValueError(
             f"memory is {memory:,} bytes but this calibration needs at least "
-            f"{max(for_sums, for_both):,}; pass engine=nobsp.Local(memory=...) with so many."
+            f"{max(for_sums, for_both):,}; pass engine=nobsp.Local(memory=...) to allow that much."
         )
 
     stages: list[list[Subset]] = [[]]

@@ -31,7 +31,7 @@ from nobsp.published import (
     solve,
     split_plan,
 )
-from nobsp.published.sums import Parts
+from nobsp.published.sums import MomentsByTerm
 from nobsp.tabular.correction import share_explained
 from nobsp.tabular.examination import feature_findings, share_findings
 from nobsp.tabular.features import Points
@@ -156,7 +156,15 @@ def _calibrate(
             )
         plan, strengths = run.decide(lambda: _plan(problem.with_rows(seen)), name="plan")
 
-    summary, published = _add_up(run, rows, problem, plan, summary, model=model, progress=progress)
+    summary, published = _add_up(
+        run,
+        rows,
+        problem,
+        plan,
+        summary if reads_ahead else None,
+        model=model,
+        progress=progress,
+    )
     return summary, published, strengths
 
 
@@ -165,12 +173,15 @@ def _add_up(
     rows: Rows,
     problem: Problem,
     plan: Plan,
-    summary: Summary,
+    summary: Summary | None,
     *,
     model: ModelLike,
     progress: bool,
 ) -> tuple[Summary, Published]:
-    """Adds up the moments and solves, in as many stages as memory asks for; `model` is what the run shares."""
+    """Adds up the moments and solves, in as many stages as memory asks for.
+
+    `summary` is of the rows where they were read ahead; `model` is what the run shares.
+    """
     readout = problem.readout
     stages = split_plan(plan, readout, memory=run.memory)
     if len(stages) > 1:
@@ -179,11 +190,11 @@ def _add_up(
     ridge = problem.options.ridge or DEFAULT_RIDGE
     room = room_for_moments(plan, run.memory)
     solutions = []
-    parts: Parts = {}
+    moments_by_term: MomentsByTerm = {}
     for stage in stages:
-        parts = {}  # the sums of one stage at a time
+        moments_by_term = {}  # the sums of one stage at a time
         moments = Accumulator.of(stage, readout, memory=room)
-        if summary.rows:
+        if summary is not None:
             moments = run.accumulate(
                 rows,
                 moments,
@@ -201,12 +212,13 @@ def _add_up(
                 name="calibrating",
                 progress=progress,
             )
-        parts = moments.parts
+        moments_by_term = moments.parts
         del moments
-        solutions.append(run.decide(partial(solve, stage, parts, ridge=ridge)))
+        solutions.append(run.decide(partial(solve, stage, moments_by_term, ridge=ridge)))
 
-    all_parts = parts if len(stages) == 1 else {}
-    return summary, Published(plan, all_parts, join_solutions(solutions), ridge)
+    assert summary is not None  # a plan has one stage at least
+    all_moments = moments_by_term if len(stages) == 1 else {}
+    return summary, Published(plan, all_moments, join_solutions(solutions), ridge)
 
 
 def _plan(setting: Setting) -> tuple[Plan, Strengths]:

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from nobsp.network.inputs import Subset
 from nobsp.numerics import evenly_spaced
+from nobsp.published.algorithm import N_RESAMPLES
 from nobsp.tabular.correction import RegressionFit, tied_strengths
 from nobsp.tabular.features import Points
 from nobsp.tabular.lookup import Array, Chunk
 from nobsp.tabular.tables import TablePiece, occupancy, purify, read, transfer
 
-# Resamples of the calibration that bands are made of.
-N_RESAMPLES = 64
 # Rows on which the resamples' priors are read: the correction's share of a band changes little with more.
 _PRIOR_ROWS = 2048
 # Most bytes of deviations; where all terms and outputs together take more, none are kept.

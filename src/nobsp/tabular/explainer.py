@@ -131,7 +131,12 @@ class NObSP(Explainer):
 
     @classmethod
     def as_published(cls, model: ModelLike, **options: Any) -> Self:
-        """The paper's Algorithm 1 to the letter: complement reference, absolute ridge of 1e-4, no interactions."""
+        """Algorithm 1 of the paper: complement reference, absolute ridge of 1e-4, no interactions.
+
+        Three things differ from its text. New rows are centred as the calibration rows are, which the paper's
+        formula for them leaves out. The base value is the mean output, not the head's bias. Directions in which a
+        term's representation varies by no more than rounding are dropped.
+        """
         published = {
             "reference": "complement",
             "interactions": 0,
