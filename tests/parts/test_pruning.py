@@ -435,6 +435,22 @@ def test_language_models_are_exported_without_their_cache() -> None:
         pruned.export(texts[:1])
 
 
+def test_a_network_that_was_just_trained_is_exported_without_dropout_and_stays_in_its_mode() -> (
+    None
+):
+    torch.manual_seed(0)
+    rows = torch.randn(200, 4)
+    model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 2))
+    pruned = nobsp.prune(model.eval(), rows, keep=0.5)
+    pruned.model.train()
+
+    program = pruned.export(rows).module()
+
+    assert pruned.model.training
+    expected = pruned.model.eval()(rows)
+    torch.testing.assert_close(program(rows), expected)
+
+
 def test_rows_that_a_smaller_network_cannot_take_are_refused_before_it_is_exported() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 2))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import nobsp
 from nobsp import Functions, NObSP
@@ -151,6 +152,32 @@ def test_tables_of_a_model_that_has_changed_are_refused() -> None:
     with pytest.raises(ValueError, match="changed"):
         explainer.curves()
     assert asked_before.functions_.tables is tables
+
+
+class Amplified(nn.Module):
+    """What it answers depends on a number that is no part of its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(3, 16)
+        self.head = nn.Linear(16, 1)
+        self.gain = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.gain * self.first(x)))
+
+
+def test_a_model_that_answers_otherwise_is_refused_though_its_weights_are_the_same() -> None:
+    model = Amplified()
+    rows = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    same = nobsp.NObSP(model, reference="complement", interactions=0).fit(rows)
+    changed = nobsp.NObSP(model, reference="complement", interactions=0).fit(rows)
+    assert len(same.curves())
+
+    model.gain = 5.0
+    with pytest.raises(ValueError, match="changed"):
+        changed.curves()
 
 
 def test_errors_of_properties_are_their_own() -> None:

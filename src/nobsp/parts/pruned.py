@@ -176,7 +176,7 @@ class Pruned:
         """The smaller network as a program of `torch.export`, for batches of any size.
 
         Language models return the keys and values of all tokens beside their outputs, which no program can: it is
-        made without them, as `use_cache=False` does. The network itself is left as it is.
+        made without them, as `use_cache=False` does. It is of evaluation mode. The network itself is left as it is.
 
         Args:
             X: Rows as the network takes them, two or more.
@@ -198,7 +198,7 @@ class Pruned:
         require_deterministic(self.model, rows)
         example = next(rows.batches())
         batch = torch.export.Dim("batch")
-        with _without_cache(self.model):
+        with _without_cache(self.model), _in_evaluation_mode(self.model):
             return torch.export.export(self.model, (example,), dynamic_shapes=({0: batch},))
 
     def to_frame(self) -> NativeFrame:
@@ -269,6 +269,18 @@ class Pruned:
             notebook.line(f"and {count(others, 'other layer')}: to_frame()") if others else "",
             notebook.findings(self.findings),
         )
+
+
+@contextmanager
+def _in_evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """A program has no modes: dropout must not become part of it where the network was just trained."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 @contextmanager

@@ -294,6 +294,17 @@ def estimate_published(setting: Setting, published: Published, strengths: Streng
     )
 
 
+# Rows whose outputs tell whether the model is still the calibrated one.
+_COMPARED_ROWS = 16
+# How far these may be off, as a share of the outputs' spread, and by roundings of the outputs themselves.
+_SAME_ANSWERS = 0.001
+_ROUNDINGS = 64
+_HAS_CHANGED = (
+    "the model has changed since the calibration as published, whose tables are made when they are first needed; "
+    "calibrate anew, or call curves() before the model changes."
+)
+
+
 class _TablesAlongBaseline:
     """Tables of terms with all other features at the baseline, and their bands: made when they are asked for."""
 
@@ -340,16 +351,14 @@ class _TablesAlongBaseline:
         """The network run along every feature, once for tables and bands."""
         # Coefficients are of the network as it was: tables of another one would belong to neither.
         if self.setting.readout.fingerprint() != self.fingerprint:
-            raise ValueError(
-                "the model has changed since the calibration as published, whose tables are made when they are first "
-                "needed; calibrate anew, or call curves() before the model changes."
-            )
+            raise ValueError(_HAS_CHANGED)
         return self._tabulate()
 
     @in_ordinary_modes
     def _tabulate(self) -> _Tabulated:
         tabulated = _Tabulated({}, {}, {})
         with self.setting.network.running() as running:
+            self._require_same_answers(running.represent)
             for term in self.terms:
                 if self._is_dropped(term):
                     nothing = np.zeros((1, self.setting.readout.outputs))
@@ -359,6 +368,16 @@ class _TablesAlongBaseline:
                 else:
                     self._add_pair(tabulated, (term[0], term[1]), running.represent)
         return tabulated
+
+    def _require_same_answers(self, represent: Represent) -> None:
+        """Raises where the model answers otherwise, which its weights need not show: it may have plain attributes."""
+        some = self.sample.some(_COMPARED_ROWS)
+        answers = self.setting.readout.logits(represent(some.inputs)).cpu()
+        differences = (answers - some.outputs).abs().amax(0)
+        rounding = _ROUNDINGS * torch.finfo(self.setting.readout.dtype).eps
+        allowed = _SAME_ANSWERS * self.sample.spread + rounding * some.outputs.abs().amax(0)
+        if bool((differences > allowed).any()):
+            raise ValueError(_HAS_CHANGED)
 
     def _add_main(self, tabulated: _Tabulated, feature: int, represent: Represent) -> None:
         term = (feature,)
