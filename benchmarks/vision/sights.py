@@ -32,12 +32,12 @@ from nobsp import ContributionIndex, NObSPCam, audit, explain_images
 STEPS, CHANNELS, LENGTH, WORDS = 24, 3, 10, 60
 ADDS_UP = 0.02
 _AUROC = (
-    "Where the interval of a difference of AUROC has 0 in it, the errors are too few to tell a loss from none; the "
-    "figure is held against 0 all the same."
+    "All test images of the set are judged. Where the interval of a difference of AUROC has 0 in it, the errors are "
+    "too few to tell a loss from none; the figure is held against 0 all the same."
 )
 NOTES = {
     "What it costs": "Processor time, on a machine that others use. Images that 16 points of the integral miss by more "
-    "than 1% take 64 more: with the random weights of the neck (MLP) that is so for all of them.",
+    "than 1%, and by more than rounding, take 64 more.",
     "Audits": _AUROC,
     "Audits of photographs": _AUROC,
 }
@@ -422,7 +422,7 @@ class TenClasses(nn.Module):
 def see_photographs(*, quick: bool) -> Iterator[Sight]:
     """What audits say of Imagenette as MobileNetV2 sees it."""
     model = TenClasses().eval()
-    n_known, n_own = (60, 40) if quick else (600, 500)
+    n_known, n_own = (60, 40) if quick else (600, None)
     parts = []
     for split, count in (("train", n_known), ("val", n_own)):
         data = load_images("imagenette", split=split, size=224)
@@ -445,7 +445,7 @@ def see_audits(*, quick: bool) -> Iterator[Sight]:
     order = np.random.default_rng(0).permutation(len(train))[:n_known]
     known = train.subset(order)
     images = prepare(torch.from_numpy(known.array()))
-    held_out = test.subset(np.arange(100 if quick else 500))
+    held_out = test.subset(np.arange(100 if quick else len(test)))
     cam = NObSPCam(model).fit(images[:256])
     familiar = Familiar(
         "CIFAR-10",

@@ -106,6 +106,28 @@ def test_a_model_that_reads_a_class_token_is_explained_where_its_patches_enter(
     assert feature_map.grid.prefix == 0
 
 
+class Faint(nn.Module):
+    """Says nearly the same of all images, as transformers do whose branches begin with small scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(3, 6, 3, stride=2)
+        self.wide = nn.Linear(6 * 7 * 7, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.wide(self.body(x).flatten(1))
+        return self.head(1 + 3e-5 * places.tanh())
+
+
+def test_a_map_must_tell_images_apart_that_a_model_hardly_tells_apart() -> None:
+    torch.manual_seed(0)
+    feature_map = find_map(Faint(), images(3, size=16, dtype=torch.float32))
+
+    # Its means alone, or its positive part, give logits that are only as good as those of any other image.
+    assert (feature_map.layer, feature_map.reach, feature_map.relu) == ("body", "full", False)
+
+
 def test_a_convolution_as_head_is_seen_through() -> None:
     model = made(nn.Sequential(body(), nn.Conv2d(6, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
     feature_map = find_map(model, images(3))

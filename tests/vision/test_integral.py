@@ -240,6 +240,26 @@ def test_more_points_are_taken_where_few_miss_much() -> None:
     assert float(missed.abs().max()) < 0.02 * float(question.whole.abs().max())
 
 
+def test_what_rounding_of_the_logits_misses_takes_no_more_points() -> None:
+    seen: list[int] = []
+    eps = torch.finfo(torch.float32).eps
+
+    def nearly_constant(units: Tensor, rows: Tensor | None = None) -> Tensor:
+        seen.append(len(units))
+        return 1e-6 * units.sum(1, keepdim=True) + 1000
+
+    start, stop = torch.zeros(2, dtype=torch.float64), torch.ones(1, 2, dtype=torch.float64)
+    logits = nearly_constant(stop) + 2 * eps * 1000  # as single precision has it
+    targets = Targets(None, None, outputs=1, names=())
+    base = nearly_constant(start[None])[0]
+    question = targets.question(targets.choose(logits, 0), logits, base)
+
+    for rounding, points in ((eps, [8]), (0.0, [8, 16, 32])):
+        seen.clear()
+        integrate(nearly_constant, start, stop, logits, question, eps=rounding)
+        assert seen == points
+
+
 @pytest.mark.filterwarnings("ignore:The integral through the layers")
 def test_the_number_of_points_can_be_chosen_and_what_they_miss_is_the_residual() -> None:
     parts, x = parts_of("class token"), images(40)

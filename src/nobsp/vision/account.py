@@ -38,6 +38,8 @@ POINTS_OF_PICTURE: tuple[int, ...] = (1,)
 SHARE_OF_ATTENTION = 2.0
 # The residual that is allowed, as a share of what is accounted for.
 TOLERANCE = 1e-2
+# How often a logit is rounded on its way through the layers behind the map, relative to its own precision.
+_ROUNDINGS = 4
 # Numbers of units that are put into the layers behind the map at once, and weights of outputs in what is asked.
 _AT_ONCE = 2**22
 
@@ -224,7 +226,8 @@ class Account:
             question = replace(question, classes=question.classes @ weight)
         with feature_map.behind(seen.images, head=not is_linear) as tail:
             start = self.mean.to(seen.maps.device)
-            return integrate(tail, start, seen.units, seen.logits, question, points), None
+            eps = torch.finfo(feature_map.dtype).eps
+            return integrate(tail, start, seen.units, seen.logits, question, points, eps=eps), None
 
     def _slopes_on_tape(
         self, feature_map: FeatureMap, seen: ForwardPass, tape: Tape, question: Question
@@ -298,11 +301,18 @@ def integrate(
     logits: Tensor,
     question: Question,
     points: Sequence[int] = POINTS,
+    *,
+    eps: float = 0.0,
 ) -> Tensor:
-    """Mean gradients (n, targets, units) on the line from `start` to `stop`; more points for rows that miss much."""
+    """Mean gradients (n, targets, units) on the line from `start` to `stop`; more points for rows that miss much.
+
+    `eps` is the rounding of the model, relative to its logits: what is missed by no more is no error of the integral.
+    """
     change = stop - start
     slopes = stop.new_zeros(len(stop), question.target.shape[1], stop.shape[1])
-    allowed = TOLERANCE * question.size(logits)
+    # More points do not help against the rounding of the logits themselves.
+    rounding = _ROUNDINGS * eps * logits.abs().amax(1, keepdim=True)
+    allowed = torch.maximum(TOLERANCE * question.size(logits), rounding)
     rows = torch.arange(len(stop), device=stop.device)
     for count in points:
         slopes[rows] = _mean_gradients(tail, start, change[rows], question.rows(rows), rows, count)
