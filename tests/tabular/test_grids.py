@@ -241,10 +241,10 @@ def test_background_rows_are_not_written_to(nodes: int) -> None:
     background = torch.arange(8.0, dtype=torch.float64).view(4, 2)
     before = background.clone()
     weight = torch.eye(2, dtype=torch.float64)
-    tabulate = Tabulator(lambda rows: rows, background, weight, batch_size=64)
+    tabulator = Tabulator(lambda rows: rows, background, weight, batch_size=64)
     values = torch.full((nodes, 1), 9.0, dtype=torch.float64)
 
-    means = tabulate.rows([1], values)
+    means = tabulator.average_rows([1], values)
 
     assert torch.equal(background, before)
     assert means.tolist() == [[3.0, 9.0]] * nodes

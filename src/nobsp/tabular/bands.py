@@ -291,7 +291,7 @@ def _change_of_priors(
 
 
 def _draw_strengths(fit: RegressionFit, n_resamples: int, generator: np.random.Generator) -> Tensor:
-    """Per resample and output a strength that the folds cannot tell from the best, in units of the products' mean."""
+    """Per resample and output a λ that the folds cannot tell from the best, as it is added to TᵀT/n."""
     tied = tied_strengths(fit.held_out.errors, fit.held_out.negligible).numpy()
     drawn = [generator.choice(np.flatnonzero(column), size=n_resamples) for column in tied.T]
     positions = torch.from_numpy(np.stack(drawn, 1))

@@ -190,8 +190,8 @@ class Correction(NamedTuple):
     """The fitted correction."""
 
     delta: Tensor  # coefficients on the compressed representations, (columns, outputs)
-    ridge: Tensor  # λ per output, in units of the products' mean
-    alphas: Tensor  # the relative strength per output
+    ridge: Tensor  # λ per output, as it is added to TᵀT/n
+    alphas: Tensor  # α per output, relative to the scale of the regression
 
 
 def judge(
@@ -202,7 +202,7 @@ def judge(
     held_out_folds = range(regression.n_folds) if folds is None else list(folds)
     target = regression.outputs - regression.prior
     cross = regression.design.T @ target
-    strengths = [alpha * regression.scale for alpha in alphas]
+    ridges = [alpha * regression.scale for alpha in alphas]
 
     residual = torch.full((len(alphas), n_rows, n_outputs), torch.nan, dtype=torch.float64)
     for fold in held_out_folds:
@@ -211,7 +211,7 @@ def judge(
         mean_target = target[train].sum(0) / max(len(train), 1)
 
         system, right, seen = _train_system(regression, target, cross, fold, test, train)
-        predictions = _predict(system, right, seen, strengths)
+        predictions = _predict(system, right, seen, ridges)
         residual[:, test] = target[test] - mean_target - predictions
 
     by_fold = [residual[:, regression.fold == fold].square().sum(1) for fold in held_out_folds]
@@ -263,7 +263,7 @@ def _train_kernel(regression: Regression, test: Tensor, train: Tensor) -> tuple[
 def judge_around(
     regression: Regression, alphas: Sequence[float], likely: Collection[int]
 ) -> HeldOut:
-    """The same at likely strengths, and on from them as far as the folds cannot tell them from the best.
+    """`judge` at likely strengths, and on from them as far as the folds cannot tell them from the best.
 
     Errors of the others count as infinite. Factorising for every strength is most of what a fit costs.
     """
@@ -286,7 +286,7 @@ def judge_around(
 def judge_also(
     held_out: HeldOut, regression: Regression, alphas: Sequence[float], wanted: Collection[int]
 ) -> HeldOut:
-    """The same with the strengths at some more positions, as far as they are not there."""
+    """What was judged, with the strengths at some more positions, as far as they are not there."""
     positions = sorted(set(wanted) - held_out.judged())
     if not positions:
         return held_out
@@ -299,18 +299,18 @@ def judge_also(
 
 
 def _with_neighbours(positions: Collection[int], count: int) -> set[int]:
-    """Positions among so many, with those before and after each."""
+    """Positions below `count`, with those before and after each."""
     around = {position + step for position in positions for step in (-1, 0, 1)}
     return {position for position in around if 0 <= position < count}
 
 
-def _predict(system: Tensor, right: Tensor, seen: Tensor, strengths: Sequence[float]) -> Tensor:
-    """Predictions of some rows at every strength, (strengths, rows, outputs)."""
+def _predict(system: Tensor, right: Tensor, seen: Tensor, ridges: Sequence[float]) -> Tensor:
+    """Predictions of some rows at every λ, (ridges, rows, outputs)."""
     memory = factor_memory(system)
     solutions = torch.stack(
-        [solve_ridge(system, right, strength, memory=memory) for strength in strengths], 1
+        [solve_ridge(system, right, ridge, memory=memory) for ridge in ridges], 1
     )
-    # One product for all strengths.
+    # One product for all ridges.
     predictions = seen @ solutions.flatten(1)
     return predictions.view(len(seen), *solutions.shape[1:]).movedim(1, 0)
 
@@ -341,18 +341,18 @@ def fit_correction(regression: Regression, alphas: Tensor) -> Correction:
     target = regression.outputs - regression.prior
     centred = (target - target.mean(0)) / n_rows
 
-    ridge = alphas * regression.scale
+    ridges = alphas * regression.scale
     delta = torch.zeros(regression.design.shape[1], target.shape[1], dtype=torch.float64)
-    for strength in sorted(set(ridge.tolist())):
-        outputs = ridge == strength
+    for ridge in sorted(set(ridges.tolist())):
+        outputs = ridges == ridge
         right = centred[:, outputs]
-        if strength > 0 and len(delta) > n_rows:  # Tᵀ(TTᵀ/n + λI)⁻¹ is the same and takes less
-            solution = solve_ridge(regression.kernel / n_rows, right, strength)
+        if ridge > 0 and len(delta) > n_rows:  # Tᵀ(TTᵀ/n + λI)⁻¹ is the same and takes less
+            solution = solve_ridge(regression.kernel / n_rows, right, ridge)
             delta[:, outputs] = regression.design.T @ solution
         else:
             right = regression.design.T @ right
-            delta[:, outputs] = solve_ridge(regression.total / n_rows, right, strength)
-    return Correction(delta, ridge, alphas)
+            delta[:, outputs] = solve_ridge(regression.total / n_rows, right, ridge)
+    return Correction(delta, ridges, alphas)
 
 
 def solve_ridge(
@@ -392,13 +392,14 @@ class Trial:
     terms: tuple[Subset, ...]  # in the order in which they are added, unless that is `by_size`
     least_relative_gain: float  # share of what is unexplained that a term must explain
     least_gain: float  # share of the outputs' variance that a term must explain
-    # strengths of the ridge to try them at; None for every other of those that are tried in the end
-    strengths: tuple[float, ...] | None = None
-    patience: int | None = None  # after so many sizes tried without a gain, no more terms are tried
+    # α of the ridge to try them at; None for every second one of ALPHAS, or the one that was asked for
+    alphas: tuple[float, ...] | None = None
+    # after more numbers of terms than this were tried without a gain, no more are tried
+    patience: int | None = None
     by_size: bool = False  # whether those come first whose effects are largest where rows are
 
     def cost(self, unexplained: float, terms: int) -> float:
-        """What is unexplained with so many of the terms, and what these must have brought."""
+        """What is unexplained with this number of terms, and what these must have brought."""
         return unexplained * (1 + self.least_relative_gain * terms) + self.least_gain * terms
 
 
@@ -423,7 +424,7 @@ class RegressionFit:
         """Positions of the strengths that were taken: those of a fit that differs little are near them."""
         return {int(position) for position in self.held_out.best}
 
-    def worth_keeping(self) -> set[Subset]:
+    def large_enough(self) -> set[Subset]:
         """Terms whose contributions vary enough to be shown."""
         sizes = zip(self.pieces, self.sizes, strict=True)
         return {piece.term for piece, size in sizes if size >= WORTH_FITTING}
@@ -447,13 +448,13 @@ def solve_terms(
         return candidates.fit(range(len(pieces)), likely)
 
     certain, on_trial = _part_terms(pieces, trial)
-    verdict = candidates.try_terms(certain, on_trial, trial)
+    verdict = candidates.judge_ladder(certain, on_trial, trial)
     fit = candidates.fit([*certain, *verdict.paying], verdict.likely)
-    worth_keeping = fit.worth_keeping()
-    worth = [number for number in verdict.paying if pieces[number].term in worth_keeping]
-    if len(worth) == len(verdict.paying):
+    large_enough = fit.large_enough()
+    large = [number for number in verdict.paying if pieces[number].term in large_enough]
+    if len(large) == len(verdict.paying):
         return fit
-    return candidates.fit([*certain, *worth], fit.likely)
+    return candidates.fit([*certain, *large], fit.likely)
 
 
 @dataclass(frozen=True, eq=False)
@@ -462,7 +463,7 @@ class Tried:
 
     candidates: _Candidates  # all pieces, those on trial and the others
     paying: set[Subset]  # terms on trial that pay, and vary enough to be shown
-    worth_keeping: set[Subset]  # all terms that do
+    large_enough: set[Subset]  # all terms that vary so much
     likely: set[int] | None  # positions of the strengths that were best
 
     def fit_all(self) -> RegressionFit:
@@ -481,14 +482,14 @@ def try_terms(
     """Which terms on trial pay on rows held out, without a fit of those that stay."""
     candidates = _Candidates.of(sample, pieces, domains, ridge=ridge)
     certain, on_trial = _part_terms(pieces, trial)
-    verdict = candidates.try_terms(certain, on_trial, trial)
+    verdict = candidates.judge_ladder(certain, on_trial, trial)
     tried = [*certain, *verdict.paying]
     sizes = candidates.sizes(tried, verdict.alphas)
     large = [number for number, size in zip(tried, sizes, strict=True) if size >= WORTH_FITTING]
     return Tried(
         candidates=candidates,
         paying={pieces[number].term for number in large if number in on_trial},
-        worth_keeping={pieces[number].term for number in large},
+        large_enough={pieces[number].term for number in large},
         likely=verdict.likely,
     )
 
@@ -585,7 +586,9 @@ class _Candidates:
             sizes.append(float((values.std(0, correction=0) / self.sample.spread).max()))
         return sizes
 
-    def try_terms(self, certain: Sequence[int], on_trial: Sequence[int], trial: Trial) -> _Verdict:
+    def judge_ladder(
+        self, certain: Sequence[int], on_trial: Sequence[int], trial: Trial
+    ) -> _Verdict:
         """Which of the pieces on trial pay on rows held out; all where there are too few rows to tell."""
         n_rows = len(self.sample)
         if not on_trial or n_rows < 2 * FOLDS:
@@ -595,23 +598,23 @@ class _Candidates:
         n_folds = self.regression.n_folds
         folds = range(n_folds if n_rows <= ALL_FOLDS else min(n_folds, TRIAL_FOLDS))
         variance = self.sample.spread.square()
-        strengths = trial.strengths or self.alphas[::2]
+        alphas = trial.alphas or self.alphas[::2]
 
         costs: dict[int, float] = {}
         best: dict[int, list[float]] = {}
         ordered = on_trial
-        enough = math.inf
+        must_fall_below = math.inf
         for count in _ladder(len(on_trial)):
             # In the order of the pieces, so that all of them need no copies.
             regression = self.regression_of(sorted([*certain, *ordered[:count]]))
-            held_out = judge(regression, strengths, folds=folds)
+            held_out = judge(regression, alphas, folds=folds)
             errors = held_out.errors.sum(0)
             least = errors.amin(0) / (variance * n_rows)
             unexplained = float(least.mean()) * n_folds / len(folds)
-            if unexplained > enough:
+            if unexplained > must_fall_below:
                 break
             costs[count] = trial.cost(unexplained, count)
-            best[count] = [strengths[int(position)] for position in errors.argmin(0)]
+            best[count] = [alphas[int(position)] for position in errors.argmin(0)]
 
             nothing_pays = min(costs, key=costs.__getitem__) == 0
             gives_up = trial.patience is not None and len(costs) > trial.patience
@@ -619,17 +622,17 @@ class _Candidates:
                 break
             if unexplained <= ENOUGH:
                 n_more = max(count, 1)  # as the ladder's next rung has twice as many
-                enough = unexplained * (1 - MOST_OF_THE_REST) ** n_more
+                must_fall_below = unexplained * (1 - MOST_OF_THE_REST) ** n_more
             if count == 0 and trial.by_size:
-                alphas = torch.tensor(best[0], dtype=torch.float64)
-                sizes = self._sizes_on_rows(on_trial, regression, alphas)
+                best_without = torch.tensor(best[0], dtype=torch.float64)
+                sizes = self._sizes_on_rows(on_trial, regression, best_without)
                 ordered = sorted(on_trial, key=lambda number: -sizes[number])
 
         count = min(costs, key=costs.__getitem__)
         paying = set(ordered[:count])
         return _Verdict(
             paying=[number for number in on_trial if number in paying],
-            likely={self.alphas.index(strength) for strength in best[count]},
+            likely={self.alphas.index(alpha) for alpha in best[count]},
             alphas=torch.tensor(best[count], dtype=torch.float64),
         )
 
@@ -693,8 +696,8 @@ def complete_fit(
     held_out: HeldOut,
 ) -> RegressionFit:
     """The correction at the strengths that held-out rows chose, and the functions it makes of the pieces."""
-    strengths = torch.tensor(alphas, dtype=torch.float64)[held_out.best]
-    correction = fit_correction(regression, strengths)
+    best_alphas = torch.tensor(alphas, dtype=torch.float64)[held_out.best]
+    correction = fit_correction(regression, best_alphas)
     deltas = torch.split(correction.delta, [piece.rank for piece in pieces])
 
     finished = []

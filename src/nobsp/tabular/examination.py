@@ -65,7 +65,7 @@ _LEAST = 1e-300
 
 @dataclass(frozen=True, eq=False)
 class Validity:
-    """What is known of the headline beyond the headline."""
+    """How far the held-out R² (the headline) can be trusted."""
 
     findings: tuple[Finding, ...]
     worst: Tensor  # per output, the lowest of the held-out R²
@@ -630,7 +630,9 @@ def coarse_features(
             continue
 
         def outputs_at(points: Array, domain: Domain = domain) -> Tensor:
-            return few.rows(domain.columns, domain.encode(points[:, None])) @ few.head_weight
+            return (
+                few.average_rows(domain.columns, domain.encode(points[:, None])) @ few.head_weight
+            )
 
         segment = axis.segments(values)
         along = torch.from_numpy(axis.along(values, segment))[:, None]

@@ -59,7 +59,7 @@ from nobsp.tabular.weak_spots import WeakSpot, find_weak_spots, weak_spot_findin
 # By the option `reference`.
 METHODS: dict[str, Method] = {"terms": FitTogether(), "complement": AsPublished()}
 
-# Calibrations of which it was said that rows are explained worse than the headline.
+# Calibrations whose user has been warned that rows are explained worse than the headline.
 _WARNED: WeakSet[Fitted] = WeakSet()
 
 
@@ -396,7 +396,7 @@ class NObSP(Explainer):
                 represent,
                 batch_size=int(self.batch_size),
                 progress=progress,
-                values=wanted != "none",
+                with_values=wanted != "none",
             ):
                 answered = account.outputs.isfinite().all(1)
                 if not bool(answered.all()):

@@ -194,15 +194,35 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
         baseline = setting.baseline_sample()
         at_baseline = _contributions(terms, represent, baseline, options.batch_size)[0]
 
+    return _make_estimate(
+        setting,
+        terms,
+        values=values,
+        at_baseline=at_baseline,
+        base_values=sample.outputs.mean(0),  # of all rows, where a regression may have fewer
+        health=examine(setting, terms, validity, values, measured, meter),
+    )
+
+
+def _make_estimate(
+    setting: Setting,
+    terms: FittedTerms,
+    *,
+    values: Tensor,
+    at_baseline: Tensor,
+    base_values: Tensor,
+    health: Health,
+) -> Estimate:
+    """The functions of the fitted terms, and what explaining needs beside them; `values` are of measured rows."""
     functions = make_functions(
         setting,
         tables=terms.tables,
         terms=terms.order,
         values=values,
         at_baseline=at_baseline,
-        base_values=sample.outputs.mean(0),  # of all rows, where a regression may have fewer
+        base_values=base_values,
         strengths=terms.strengths,
-        health=examine(setting, terms, validity, values, measured, meter),
+        health=health,
         make_bands=lambda: _resample_bands(terms),
     )
     return Estimate(
@@ -387,7 +407,7 @@ def fit_terms(
         background,
         sample.inputs,
         head_weight,
-        numbers=_shifted_columns(domains, sample),
+        shifted_columns=_shifted_columns(domains, sample),
         batch_size=batch_size,
         shortcut=shortcut,
     )

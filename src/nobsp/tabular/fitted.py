@@ -223,7 +223,7 @@ class Fitted:
         *,
         batch_size: int,
         progress: bool = False,
-        values: bool = True,
+        with_values: bool = True,
     ) -> Iterator[Account]:
         """The account of every batch.
 
@@ -244,7 +244,7 @@ class Fitted:
                     rows, native = next(batches, (None, None))
                     if rows is None:
                         break
-                    account = self._account(rows, native, represent, batch_size, values)
+                    account = self._account(rows, native, represent, batch_size, with_values)
 
                 has_finite |= _finite(rows).any(0)
                 n_rows += len(rows)
@@ -265,7 +265,7 @@ class Fitted:
         raise ValueError(f"X has no finite value in column {called}; pass a column that has some.")
 
     def _account(
-        self, rows: Tensor, native: Any, represent: Represent, batch_size: int, wanted: bool
+        self, rows: Tensor, native: Any, represent: Represent, batch_size: int, with_values: bool
     ) -> Account:
         """One batch: tables are read, the network runs, and every term gets its contribution."""
         own = self._own_columns(rows, native)
@@ -280,7 +280,7 @@ class Fitted:
         outputs = torch.full((len(rows), self.readout.outputs), torch.nan, dtype=torch.float64)
         outputs[answered] = self.readout.logits(representation[answered]).cpu()
         outputs[~outputs.isfinite().all(1)] = torch.nan
-        if not wanted:
+        if not with_values:
             return Account(
                 representation=representation,
                 outputs=outputs,
@@ -422,7 +422,10 @@ class Fitted:
 
             head_weight = self.readout.head.weight.T.to("cpu", torch.float64)
             tabulator = Tabulator(represent, background, head_weight, batch_size=batch_size)
-            effects = tabulator.rows(columns, levels) @ head_weight - self.estimate.offsets[feature]
+            effects = (
+                tabulator.average_rows(columns, levels) @ head_weight
+                - self.estimate.offsets[feature]
+            )
             effects = effects.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             values[unseen, self.estimate.terms.index((feature,))] = effects[level]
 

@@ -37,7 +37,7 @@ class Averages(NamedTuple):
     """The representation of some features on their points, averaged over the background."""
 
     mean: Tensor  # (points of each feature …, width)
-    # the head's share for every background row by itself, (background, points …, outputs)
+    # what the head makes of it for every background row by itself, (background, points …, outputs)
     outputs: Tensor  # less a constant
     # at which points the model answered, (points …); elsewhere values are those of another point. None for all
     answered: BoolArray | None = None
@@ -213,7 +213,7 @@ class Tabulator:
             representations.append(representation)
         return join(representations)
 
-    def rows(self, columns: Sequence[int], values: Tensor) -> Tensor:
+    def average_rows(self, columns: Sequence[int], values: Tensor) -> Tensor:
         """Representation of features that have no table, averaged over the background."""
         return torch.cat([part.mean(1) for part in self._over_background(columns, values)])
 
@@ -527,7 +527,7 @@ class Backgrounds:
         rows: Tensor,
         head_weight: Tensor,
         *,
-        numbers: Sequence[int],
+        shifted_columns: Sequence[int],
         batch_size: int,
         shortcut: Shortcut | None = None,
     ) -> None:
@@ -536,7 +536,7 @@ class Backgrounds:
         self._background = background
         self._rows = rows
         self._head_weight = head_weight
-        self._numbers = numbers
+        self._columns_to_shift = shifted_columns
         self._batch_size = batch_size
         self._tabulators: dict[int, Tabulator] = {}
         self._spread: Tabulator | None = None
@@ -554,7 +554,7 @@ class Backgrounds:
         return min(self._background, len(self._rows))
 
     def of_rows(self, count: int) -> Tabulator:
-        """A tabulator over so many rows, or as many as there are."""
+        """A tabulator over `count` rows, or as many as there are."""
         count = min(count, self.most)
         if count not in self._tabulators:
             rows = self._choose(count)
@@ -570,13 +570,13 @@ class Backgrounds:
     def with_spread(self, count: int) -> Tabulator:
         """The same, the amounts in its rows spread as they are in the calibration rows.
 
-        For terms without a table: nothing purifies them, and few background rows are too close to their mean. A
-        feature that multiplies another one's square would be shown too weak.
+        For terms without a table: they are not purified over the calibration rows, and few background rows are too
+        close to their mean. A feature that multiplies another one's square would be shown too weak.
         """
         if self._spread is None:
             rows = self.of_rows(count).background
             if not isinstance(self._background, Tensor):
-                rows = _respread(rows, self._rows, list(self._numbers))
+                rows = _respread(rows, self._rows, list(self._columns_to_shift))
             self._spread = Tabulator(
                 self._represent, rows, self._head_weight, batch_size=self._batch_size
             )
@@ -589,7 +589,7 @@ class Backgrounds:
             rows = self._background
         else:
             rows = self._rows
-        return choose_background(rows, count, self._numbers, self._represent)
+        return choose_background(rows, count, self._columns_to_shift, self._represent)
 
 
 def _respread(background: Tensor, rows: Tensor, columns: list[int]) -> Tensor:

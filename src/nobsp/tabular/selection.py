@@ -56,7 +56,7 @@ from nobsp.tabular.tables import (
 # Pairs whose spread on a coarse table is below this share of the outputs' are not tested.
 WORTH_TRYING = 0.005
 # What a pair must explain on held-out rows, of what is unexplained.
-WORTH_KEEPING = 0.005
+LEAST_RELATIVE_GAIN = 0.005
 # The same of the outputs' variance: a term less is easier to read than so little more that is explained.
 WORTH_A_TERM = 1e-4
 # Coarsest grids on which pairs are screened: with fewer lines of a side, bends are not seen.
@@ -74,7 +74,7 @@ MOST_SCREENED = 64
 # Lines along a side of their grids that follow the rows: 64 grids of some hundred nodes each.
 SCREENED_LINES = 5
 # Most strengths of the ridge at which triples are tried: those around the best ones without them.
-MOST_STRENGTHS = 4
+MOST_ALPHAS = 4
 # One triple and then two are tried first; where neither pays, the others are not tried.
 PATIENCE = 2
 
@@ -214,7 +214,7 @@ def trial_of_pairs(tables: Tables) -> Trial:
     """
     return Trial(
         terms=tuple(grid.term for grid in tables.pairs),
-        least_relative_gain=WORTH_KEEPING,
+        least_relative_gain=LEAST_RELATIVE_GAIN,
         least_gain=WORTH_A_TERM,
         by_size=True,
     )
@@ -305,7 +305,7 @@ def explained_variance(effect: Tensor, residuals: Tensor) -> Tensor:
 
 
 def _table(grid: Grid, head_weight: Tensor) -> TermTable:
-    """The head's share of a grid."""
+    """What the head makes of a grid."""
     axes = tuple(points.axis for points in grid.points)
     values: Array = (grid.pure @ head_weight).numpy()
     return TermTable(grid.term, axes, values)
@@ -320,12 +320,12 @@ def trial_of(triples: Sequence[Grid], worth: Worth, fit: RegressionFit) -> Trial
     """Triples that must pay on rows held out, tried at strengths around the best ones without them."""
     best = {int(position) for position in fit.held_out.best}
     around = sorted(best | {position + 1 for position in best})
-    strengths = [fit.alphas[position] for position in around if position < len(fit.alphas)]
+    alphas = [fit.alphas[position] for position in around if position < len(fit.alphas)]
     return Trial(
         terms=tuple(grid.term for grid in triples),
         least_relative_gain=worth.least_relative_gain,
         least_gain=worth.least_gain,
-        strengths=tuple(strengths[:MOST_STRENGTHS]),
+        alphas=tuple(alphas[:MOST_ALPHAS]),
         patience=PATIENCE,
     )
 
@@ -371,7 +371,7 @@ class Selection:
         return Selected(tables, self.solve(tables, named=named))
 
     def fit_strongest(self, mains: Tables, most: int) -> Selected:
-        """Fits so many of the strongest pairs."""
+        """Fits the strongest pairs, `most` of them."""
         screen = self.screen_pairs(mains) if most else Screen()
         tables = self.maker.tabulate_pairs(mains, screen.strongest(most))
         tables = self.maker.refine_mains(tables)
@@ -534,7 +534,7 @@ def _grids_of(grids: Sequence[Grid], terms: Collection[Subset]) -> tuple[Grid, .
 def _paying_tables(on_trial: Tables, tried: Tried, fitted: set[Subset]) -> Tables:
     """Tables with the triples that paid, and without pairs that only stood for a triple."""
     paying = tried.paying
-    pairs = tried.worth_keeping & (fitted | _pairs_inside(paying))
+    pairs = tried.large_enough & (fitted | _pairs_inside(paying))
     return replace(
         on_trial,
         pairs=_grids_of(on_trial.pairs, pairs),

@@ -258,7 +258,7 @@ class Setting(Problem):
         return changed
 
     def sample(self, represent: Represent, most: int | None = None) -> Sample:
-        """The rows in memory, or so many of them at even distances, with what the network makes of them."""
+        """The rows in memory, or `most` of them at even distances, with what the network makes of them."""
         rows = self.summary.sample
         groups = self.groups
         if most is not None and most < len(rows):

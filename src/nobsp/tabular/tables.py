@@ -74,19 +74,19 @@ FINE_PAIR_ROOM = Room(average=36, fewest=8, most=80)
 TRIPLE_ROOM = Room(average=5, fewest=3, most=8)
 
 
-def step_sizes(features: Steps, chunk: Chunk, unit: Tensor, *, apart: bool = False) -> Array:
+def step_sizes(stepped: Steps, chunk: Chunk, unit: Tensor, *, apart: bool = False) -> Array:
     """Per threshold the variance that its step makes over rows and background, in units of the outputs'.
 
     With `apart` only what differs between background rows counts: the part that interactions make.
     """
-    thresholds = features.thresholds
-    axis = features.points.axis
+    thresholds = stepped.thresholds
+    axis = stepped.points.axis
     assert isinstance(axis, NumberAxis)
     knots = axis.knots
     below = np.clip(np.searchsorted(knots, thresholds[:, 0]), 0, len(knots) - 2)
     has_both_knots = (knots[below] == thresholds[:, 0]) & (knots[below + 1] == thresholds[:, 1])
 
-    outputs = features.table.outputs
+    outputs = stepped.table.outputs
     jump = (outputs[:, below + 1] - outputs[:, below]).double() / unit
     square = jump.var(0, correction=0) if apart else jump.square().mean(0)
 
@@ -432,7 +432,7 @@ class Grid:
     points: tuple[Points, ...]
     shares: tuple[Tensor, ...]
     pure: Tensor  # the purified representation, (points …, width)
-    outputs: Tensor  # the head's share for every background row, (background, points …, outputs)
+    outputs: Tensor  # what the head makes of it for every background row, (background, points …, outputs)
 
     @classmethod
     def tabulate(cls, tabulator: Tabulator, term: Subset, lines: Lines) -> Grid:
@@ -562,7 +562,7 @@ class TablePiece:
 
     term: Subset
     points: tuple[Points, ...]
-    prior: Tensor  # the head's share, (nodes, outputs)
+    prior: Tensor  # what the head makes of it, (nodes, outputs)
     basis: Tensor  # the compressed representation, (nodes, rank)
 
     @property
@@ -697,7 +697,7 @@ def pure_rows(tabulator: Tabulator, columns: Sequence[Sequence[int]], inputs: Te
         sign = (-1.0) ** (len(columns) - size)
         for subset in combinations(columns, size):
             flat = flatten_columns(subset)
-            parts.append(sign * tabulator.rows(flat, inputs[:, flat]))
+            parts.append(sign * tabulator.average_rows(flat, inputs[:, flat]))
     return sum(parts[1:], parts[0])
 
 

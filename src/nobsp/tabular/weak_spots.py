@@ -35,7 +35,7 @@ TRIED_FEATURES = 8
 # Leaves of the trees that try an interaction, and what they must gain beyond single features to be named.
 TRIED_LEAVES = 48
 LEAST_GAIN = 0.05
-# What health tells of: regions of so many of the rows with so low an R².
+# What health tells of: regions of at least this share of the rows, with an R² below this.
 TOLD_SHARE = 0.02
 TOLD_BELOW = 0.5
 
