@@ -12,7 +12,7 @@ from nobsp import NObSP
 from nobsp.tabular.features import Points
 from nobsp.tabular.functions import Functions
 from nobsp.tabular.lookup import Chunk, LevelAxis, NumberAxis
-from nobsp.tabular.tables import occupancy, places_of
+from nobsp.tabular.tables import occupancy, weights_of
 from tests.tolerances import CONTRIBUTIONS
 
 Array = NDArray[np.float64]
@@ -131,7 +131,7 @@ def test_places_of_single_rows_are_the_shares_of_each_alone(axis: NumberAxis | L
     x = np.array([-2.0, -1.0, 0.25, 0.5, 7.0, np.nan])
     points = Points(axis, np.zeros((len(axis), 1)), (0,), np.arange(len(axis)))
 
-    places = places_of(points, Chunk({0: x}, slice(0, len(x)))).numpy()
+    places = weights_of(points, Chunk({0: x}, slice(0, len(x)))).numpy()
 
     for row, place in enumerate(places):
         alone = occupancy(points, Chunk({0: x[row : row + 1]}, slice(0, 1))).numpy()

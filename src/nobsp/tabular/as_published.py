@@ -128,7 +128,7 @@ class AsPublished(Method):
         return published.values(represent, inputs, terms=[term])[:, 0]
 
     def without_rows(self, estimate: Estimate) -> Estimate:
-        """The same without what `merge` needs."""
+        """The estimate without what `merge` needs."""
         published = estimate.as_published("save")
         return replace(estimate, background=None, published=replace(published, parts={}))
 

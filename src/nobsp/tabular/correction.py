@@ -113,7 +113,7 @@ class Regression:
 
     @cached_property
     def clamped_kernel(self) -> Tensor:
-        """The same of the rows outside, clamped, with all rows."""
+        """The products of the rows outside, clamped, with all rows."""
         if self.whole is not None and self.whole[0].design.shape == self.design.shape:
             return self.whole[0].clamped_kernel
         return self.clamped @ self.design.T
@@ -129,7 +129,7 @@ class Regression:
         return WORTH_A_WEAKER_RIDGE * len(self.outputs) * self.outputs.var(0, correction=0)
 
     def only(self, columns: Tensor, prior: Tensor) -> Regression:
-        """The same with some of the columns."""
+        """The regression of some of the columns."""
         chosen: Tensor | slice = columns
         if torch.equal(columns, torch.arange(len(columns))):
             chosen = slice(len(columns))  # the first ones need no copies

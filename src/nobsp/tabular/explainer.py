@@ -185,30 +185,32 @@ class NObSP(Explainer):
             # In here, so that other processes learn of an error.
             options = Options.of(self.get_params(deep=False))
             method = METHODS[options.reference]
-            known = None if like is None else _calibration_like(like, options)
+            taken_over = None if like is None else _calibration_like(like, options)
             _require_one_process(run, method, sample_weight=sample_weight, groups=groups)
 
             data = prepare_data(
                 X, model=self.model, options=options, sample_weight=sample_weight, groups=groups
             )
-            expected = data.adapted.feature_names if known is None else known.columns.names
+            expected = (
+                data.adapted.feature_names if taken_over is None else taken_over.columns.names
+            )
             rows = read_rows(run, data.X, data.adapted, options.batch_size, columns=expected)
             problem = pose_problem(
                 run,
                 rows,
                 data,
                 options,
-                known_columns=None if known is None else known.columns,
-                known_plan=None if known is None else known.plan_fingerprint(),
+                known_columns=None if taken_over is None else taken_over.columns,
+                known_plan=None if taken_over is None else taken_over.plan_fingerprint(),
             )
-            if known is not None:
-                known.require_same_model(problem.readout)
+            if taken_over is not None:
+                taken_over.require_same_model(problem.readout)
 
             summary, estimate = method.calibrate(
                 run,
                 rows,
                 problem,
-                known=None if known is None else known.estimate,
+                known=None if taken_over is None else taken_over.estimate,
                 progress=progress,
             )
         self._calibration = Fitted(

@@ -677,7 +677,7 @@ class Domain:
         return self.number_points(np.unique(np.concatenate(knots)))
 
     def limited_to(self, points: Points, answered: BoolArray | None) -> Domain:
-        """The same, known to end at the last of some points for which the model answered."""
+        """The domain, known to end at the last of some points for which the model answered."""
         if not isinstance(points.axis, NumberAxis):
             return self
 
@@ -788,7 +788,7 @@ def describe(
     if position in categories:
         counted = summary.levels_of(position, outline.columns)
         if counted is None or len(counted[0]) > MOST_TABLED_LEVELS:
-            return numbers_domain(outline)
+            return untabulated_domain(outline)
         levels = counted[0]
         labels = level_labels(columns, position, levels)
         return level_domain(outline, levels.numpy(), levels, labels)
@@ -802,7 +802,7 @@ def describe_plain(outline: Outline, adapted: Adapted, summary: Summary, positio
     largest = summary.maximum[list(outline.columns)].tolist()
     ranges = tuple(zip(smallest, largest, strict=True))
     if len(outline.members) != 1 or len(ranges) != 1:
-        return numbers_domain(outline, ranges)
+        return untabulated_domain(outline, ranges)
 
     joint_levels = summary.tallies[position].joint
     has_two_values = joint_levels is not None and len(joint_levels[0]) <= 2
@@ -820,7 +820,7 @@ def describe_encoded(outline: Outline, columns: Columns, adapted: Adapted, posit
     spans = [columns.seen[member].span for member in outline.members]
     ranges = tuple((span[0], span[1]) for span in spans if span)
     if len(outline.members) != 1 or len(ranges) != 1:
-        return numbers_domain(outline, ranges)
+        return untabulated_domain(outline, ranges)
 
     domain = number_domain(outline, ranges[0], adapted)
     return replace(
@@ -836,7 +836,7 @@ def unused_domain(outline: Outline) -> Domain:
     return Domain(feature, outline.columns, outline.encode, plain=outline.plain)
 
 
-def numbers_domain(outline: Outline, ranges: tuple[tuple[float, float], ...] = ()) -> Domain:
+def untabulated_domain(outline: Outline, ranges: tuple[tuple[float, float], ...] = ()) -> Domain:
     """What has no table: several numbers at once, or a category of very many levels."""
     feature = Feature(outline.name, outline.members, "numbers", ranges=ranges)
     return Domain(feature, outline.columns, outline.encode, plain=outline.plain)
@@ -865,7 +865,7 @@ def level_domain(
 ) -> Domain:
     """A category with its levels, unless these are too many for a table."""
     if len(levels) > MOST_TABLED_LEVELS:
-        return numbers_domain(outline)
+        return untabulated_domain(outline)
     return Domain(
         feature=Feature(outline.name, outline.members, "levels", labels=tuple(labels)),
         columns=outline.columns,
@@ -879,7 +879,7 @@ def level_domain(
 def encoded_level_domain(outline: Outline, numbers: Array) -> Domain:
     """Numbers as levels, such as those of a one-hot encoder."""
     if len(numbers) > MOST_TABLED_LEVELS:
-        return numbers_domain(outline)
+        return untabulated_domain(outline)
     inputs = outline.encode(numbers[:, None])
     labels = [f"{number:g}" for number in numbers]
     return level_domain(outline, numbers[:, None], inputs, labels)
@@ -889,7 +889,7 @@ def text_domain(outline: Outline, texts: list[Any]) -> Domain:
     """A column of text or of other names."""
     _require_storable(outline.name, texts)
     if len(texts) > MOST_TABLED_LEVELS:
-        return numbers_domain(outline)
+        return untabulated_domain(outline)
 
     rows = np.empty((len(texts), 1), dtype=object)
     rows[:, 0] = texts

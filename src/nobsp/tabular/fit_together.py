@@ -457,9 +457,9 @@ def _traces(tables: Tables, fitted: Collection[Subset]) -> Traces:
     triple_lines = tables.triple_lines.points
     return Traces(
         mains={k: (main.points, main.table.outputs) for k, main in tables.mains.items()},
-        lines={k: (points, tables.pair_places[k]) for k, points in pair_lines.items()},
+        lines={k: (points, tables.pair_weights[k]) for k, points in pair_lines.items()},
         grids={grid.term: grid.outputs for grid in tables.pairs if grid.term in fitted},
-        triple_lines={k: (points, tables.triple_places[k]) for k, points in triple_lines.items()},
+        triple_lines={k: (points, tables.triple_weights[k]) for k, points in triple_lines.items()},
         triples={grid.term: grid.outputs for grid in tables.triples if grid.term in fitted},
     )
 

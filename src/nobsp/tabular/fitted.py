@@ -63,7 +63,7 @@ class Estimate:
         return self.published
 
     def with_spreads(self) -> Estimate:
-        """The same with bands measured, and nothing that cannot be sent to another process."""
+        """The estimate with bands measured, and nothing that cannot be sent to another process."""
         # A copy of the functions is without what measures the bands.
         return replace(self, functions=replace(with_bands(self.functions)))
 
@@ -149,7 +149,7 @@ class Method(ABC):
         return direct(represent, inputs, batch_size=batch_size)
 
     def without_rows(self, estimate: Estimate) -> Estimate:
-        """The same without background rows, which are rows of the calibration table."""
+        """The estimate without background rows, which are rows of the calibration table."""
         return replace(estimate, background=None)
 
 

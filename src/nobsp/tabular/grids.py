@@ -140,7 +140,7 @@ class Tabulator:
         )
 
     def ask(self, features: Sequence[Points]) -> Averages:
-        """The same as the model answers, NaN where it raises."""
+        """The averages of some features as the model answers, NaN where it raises."""
         table = None if self._shortcut is None else self._shortcut.table(self, features)
         if table is not None:
             return table
@@ -186,7 +186,7 @@ class Tabulator:
         )
 
     def with_rows(self, count: int) -> Tabulator:
-        """The same over so many of the background rows."""
+        """This tabulator over `count` of the background rows."""
         every = max(len(self.background) // count, 1)
         return Tabulator(
             self._represent,
@@ -567,14 +567,14 @@ class Backgrounds:
             )
         return self._tabulators[count]
 
-    def with_spread(self, count: int) -> Tabulator:
-        """The same, the amounts in its rows spread as they are in the calibration rows.
+    def with_spread(self) -> Tabulator:
+        """A tabulator over few rows, the amounts in them spread as they are in the calibration rows.
 
         For terms without a table: they are not purified over the calibration rows, and few background rows are too
         close to their mean. A feature that multiplies another one's square would be shown too weak.
         """
         if self._spread is None:
-            rows = self.of_rows(count).background
+            rows = self.of_rows(DIRECT_BACKGROUND).background
             if not isinstance(self._background, Tensor):
                 rows = _respread(rows, self._rows, list(self._columns_to_shift))
             self._spread = Tabulator(
@@ -922,7 +922,7 @@ class Effort:
     reach: tuple[float, ...] = MAIN_REACH  # how far beyond the range single features are followed
 
     def within(self, plan: Plan) -> Effort:
-        """The same with fewer forward rows."""
+        """This effort with fewer forward rows."""
         share = plan.share_of_knots
         return replace(
             self,
@@ -934,7 +934,7 @@ class Effort:
         )
 
     def shared(self, features: int) -> Effort:
-        """The same for a table of so many features, whose own tables share forward rows."""
+        """This effort for a table with this number of features, whose own tables share forward rows."""
         rows = MAIN_ROWS // features
         fewest_knots = self.quantiles + self.even + 2 * len(MAIN_REACH)
 
@@ -947,7 +947,7 @@ class Effort:
         return replace(self, background=background, most_knots=min(self.most_knots, knots))
 
     def coarser_pairs(self) -> Effort:
-        """The same with about a third of the nodes of a pair's grid."""
+        """This effort with about a third of the nodes of a pair's grid."""
         return replace(
             self,
             pair_quantiles=self.pair_quantiles // 2,

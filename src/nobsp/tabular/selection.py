@@ -48,7 +48,7 @@ from nobsp.tabular.tables import (
     Tables,
     compress,
     count_nodes,
-    pure_rows,
+    interaction_rows,
     purify,
     read,
 )
@@ -504,9 +504,9 @@ class Selection:
     def _direct_piece(self, term: Subset, domains: Sequence[Domain]) -> DirectPiece:
         """A term without a table."""
         sample = self.maker.sample
-        tabulator = self.maker.backgrounds.with_spread(DIRECT_BACKGROUND)
+        tabulator = self.maker.backgrounds.with_spread()
         columns = tuple(domains[k].columns for k in term)
-        pure = pure_rows(tabulator, columns, sample.some().inputs)
+        pure = interaction_rows(tabulator, columns, sample.some().inputs)
         tabulator.require_answers(pure, " and ".join(domains[k].feature.name for k in term))
 
         share = torch.full_like(pure[:, 0], 1 / len(pure))

@@ -209,7 +209,7 @@ class Problem:
         return self.columns.features.names
 
     def with_rows(self, summary: Summary) -> Setting:
-        """The same together with what its rows look like."""
+        """The problem together with what its rows look like."""
         known = {field.name: getattr(self, field.name) for field in fields(Problem)}
         return Setting(**known, summary=summary)
 
@@ -252,7 +252,7 @@ class Setting(Problem):
         return self.summary.rows if self.n_unweighted is None else self.n_unweighted
 
     def with_baseline(self, baseline: Tensor) -> Setting:
-        """The same with a baseline that was fixed before."""
+        """The setting with a baseline that was fixed before."""
         changed = copy(self)
         changed.baseline = baseline
         return changed

@@ -212,7 +212,7 @@ class TableMaker:
     def tabulate_pairs(
         self, tables: Tables, pairs: Sequence[Subset], *, room: Room | None = None
     ) -> Tables:
-        """The same tables with grids of these pairs, or of the first of them where forward rows are limited."""
+        """The tables with grids of these pairs, or of the first of them where forward rows are limited."""
         if not pairs:
             return tables
         plan = self._plan_pairs(tables, pairs, room or self.pair_room)
@@ -250,7 +250,7 @@ class TableMaker:
         )
 
     def tabulate_triples(self, tables: Tables, triples: Sequence[Subset]) -> Tables:
-        """The same tables with grids of these triples, as far as the grids are small enough."""
+        """The tables with grids of these triples, as far as the grids are small enough."""
         if not triples:
             return tables
 
@@ -415,13 +415,13 @@ class Lines:
         """Lines with the share of the rows at each."""
         return cls(dict(points), {k: occupancy(line, rows) for k, line in points.items()})
 
-    def places(self, domains: Sequence[Domain], rows: Tensor) -> dict[int, Tensor]:
-        """Where on the lines some rows of the network's input are, (rows, points) by feature."""
-        places = {}
+    def weights_at(self, domains: Sequence[Domain], rows: Tensor) -> dict[int, Tensor]:
+        """Weights with which some rows of the network's input are read off the lines, (rows, points) by feature."""
+        weights = {}
         for k, points in self.points.items():
             chunk = Chunk(domains[k].own_columns(rows), slice(0, len(rows)))
-            places[k] = places_of(points, chunk)
-        return places
+            weights[k] = weights_of(points, chunk)
+        return weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -472,28 +472,28 @@ class Tables:
     triples: tuple[Grid, ...] = ()
 
     @cached_property
-    def pair_places(self) -> dict[int, Tensor]:
-        """Where on the lines of pairs every background row is."""
-        return self.pair_lines.places(self.domains, self.background)
+    def pair_weights(self) -> dict[int, Tensor]:
+        """Weights with which every background row is read off the lines of pairs."""
+        return self.pair_lines.weights_at(self.domains, self.background)
 
     @cached_property
-    def triple_places(self) -> dict[int, Tensor]:
-        """Where on the lines of triples every background row is."""
-        return self.triple_lines.places(self.domains, self.background)
+    def triple_weights(self) -> dict[int, Tensor]:
+        """Weights with which every background row is read off the lines of triples."""
+        return self.triple_lines.weights_at(self.domains, self.background)
 
     def pure_pairs(self) -> tuple[Grid, ...]:
         """Grids of pairs without what triples make of them over the background rows."""
         if not self.triples:
             return self.pairs
-        places = self.triple_lines.places(self.domains, self.pair_background)
+        weights = self.triple_lines.weights_at(self.domains, self.pair_background)
         pairs = {grid.term: grid for grid in self.pairs}
         for triple in self.triples:
-            triple_places = [places[k] for k in triple.term]
+            triple_weights = [weights[k] for k in triple.term]
             for sides in combinations(range(3), 2):
                 term = tuple(triple.term[side] for side in sides)
                 if term not in pairs:
                     continue
-                margin = average_over(triple.pure, triple_places, sides=sides)
+                margin = average_over(triple.pure, triple_weights, sides=sides)
                 lines = [triple.points[side] for side in sides]
                 moved = transfer_grid(lines, margin, pairs[term].points)
                 pairs[term] = pairs[term].less(moved)
@@ -502,10 +502,10 @@ class Tables:
     def pure_means(self, pairs: Sequence[Grid]) -> dict[int, Tensor]:
         """Tables of single features without what larger terms make of them over the background rows."""
         means = {k: main.table.mean for k, main in self.mains.items()}
-        for grids, places in ((pairs, self.pair_places), (self.triples, self.triple_places)):
+        for grids, weights in ((pairs, self.pair_weights), (self.triples, self.triple_weights)):
             for grid in grids:
                 for side, k in enumerate(grid.term):
-                    here = [places[other] for other in grid.term]
+                    here = [weights[other] for other in grid.term]
                     margin = average_over(grid.pure, here, sides=(side,))
                     means[k] = means[k] - transfer(grid.points[side], margin, self.mains[k].points)
         return means
@@ -619,13 +619,13 @@ class DirectTerm:
     ) -> Tensor:
         """Contributions of some rows, (rows, outputs)."""
         tabulator = Tabulator(run, self.background, self.weight, batch_size=batch_size)
-        pure = pure_rows(tabulator, self.columns, inputs)
+        pure = interaction_rows(tabulator, self.columns, inputs)
         contributions = pure @ (self.weight + self.delta)
 
         in_range = self._hold(inputs)
         beyond = (in_range != inputs).any(1).nonzero().flatten()
         if len(beyond):
-            at_edge = pure_rows(tabulator, self.columns, in_range[beyond])
+            at_edge = interaction_rows(tabulator, self.columns, in_range[beyond])
             # Where the model does not answer beyond the range, it is held there as the correction is.
             answered = pure[beyond].isfinite().all(1, keepdim=True)
             prior = torch.where(answered, pure[beyond], at_edge)
@@ -660,7 +660,7 @@ class DirectPiece:
 
     def read(self, rows: Sample) -> tuple[Tensor, Tensor]:
         """Compressed representation and prior of some rows."""
-        pure = pure_rows(self.tabulator, self.columns, rows.inputs)
+        pure = interaction_rows(self.tabulator, self.columns, rows.inputs)
         return pure @ self.basis, pure @ self.tabulator.head_weight
 
     def finish(self, delta: Tensor, mean: Tensor) -> DirectTerm:
@@ -687,7 +687,9 @@ def flatten_columns(groups: Sequence[Sequence[int]]) -> list[int]:
     return [column for group in groups for column in group]
 
 
-def pure_rows(tabulator: Tabulator, columns: Sequence[Sequence[int]], inputs: Tensor) -> Tensor:
+def interaction_rows(
+    tabulator: Tabulator, columns: Sequence[Sequence[int]], inputs: Tensor
+) -> Tensor:
     """What Δ_S is for terms without a table: inclusion and exclusion over the background, not purified.
 
     Σ_{U ⊆ S} (−1)^{|S| − |U|} z̄_U,        the empty set left out as a constant.
@@ -729,25 +731,25 @@ def occupancy(points: Points, rows: Chunk, weights: Array | None = None) -> Tens
     return torch.from_numpy(counts / max(counts.sum(), 1e-300))
 
 
-def places_of(points: Points, rows: Chunk) -> Tensor:
-    """Where on a side every row is, (rows, points); zero everywhere for a row that is nowhere on it."""
-    places = np.zeros((rows.count, len(points)))
+def weights_of(points: Points, rows: Chunk) -> Tensor:
+    """Weights with which every row is read off a side, (rows, points); zero for a row that is nowhere on it."""
+    weights = np.zeros((rows.count, len(points)))
     if isinstance(points.axis, LevelAxis):
         level = rows.places(points.axis)[0]
         known = np.flatnonzero(level < len(points))
-        places[known, level[known]] = 1.0
-        return torch.from_numpy(places)
+        weights[known, level[known]] = 1.0
+        return torch.from_numpy(weights)
 
     x = rows.numbers(points.axis.column)
     is_missing = np.isnan(x)
     known = np.flatnonzero(~is_missing)
     segment = points.axis.segments(x[known])
     along = points.axis.along(x[known], segment)
-    places[known, segment] = 1 - along
-    places[known, segment + 1] = along
+    weights[known, segment] = 1 - along
+    weights[known, segment + 1] = along
     if points.axis.missing:
-        places[is_missing, -1] = 1.0
-    return torch.from_numpy(places)
+        weights[is_missing, -1] = 1.0
+    return torch.from_numpy(weights)
 
 
 def purify(table: Tensor, shares: Sequence[Tensor]) -> Tensor:
@@ -759,16 +761,16 @@ def purify(table: Tensor, shares: Sequence[Tensor]) -> Tensor:
     return pure
 
 
-def average_over(grid: Tensor, places: Sequence[Tensor], *, sides: Sequence[int]) -> Tensor:
-    """A grid as a function of some `sides`, averaged over rows whose places on every side are known.
+def average_over(grid: Tensor, weights: Sequence[Tensor], *, sides: Sequence[int]) -> Tensor:
+    """A grid as a function of some `sides`, averaged over rows whose weights on every side are known.
 
     The other sides are averaged together, so that features that are correlated in the rows are so here.
     """
-    others = [side for side in range(len(places)) if side not in sides]
+    others = [side for side in range(len(weights)) if side not in sides]
     if len(others) == 1:
-        joint = places[others[0]].mean(0)
+        joint = weights[others[0]].mean(0)
     else:
-        first, second = (places[side] for side in others)
+        first, second = (weights[side] for side in others)
         joint = torch.einsum("rj,rk->jk", first, second) / len(first)
     average: Tensor = torch.tensordot(grid, joint, dims=(others, list(range(len(others)))))
     return average
