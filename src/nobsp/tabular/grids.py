@@ -186,7 +186,7 @@ class Tabulator:
         )
 
     def with_rows(self, count: int) -> Tabulator:
-        """This tabulator over `count` of the background rows."""
+        """This tabulator over about `count` of the background rows, at even distances."""
         every = max(len(self.background) // count, 1)
         return Tabulator(
             self._represent,
@@ -199,7 +199,7 @@ class Tabulator:
     def run(self, rows: Tensor, *, group: int = 1) -> Tensor:
         """Representations of rows, float64 on the CPU, in calls of at most the batch size.
 
-        Rows for which the model raises are NaN, in groups of so many.
+        Rows for which the model raises are NaN, all `group` rows that belong together.
         """
         representations = []
         for batch in torch.split(rows, self._batch_size):
@@ -358,7 +358,7 @@ class _Line:
     bends: Array  # per segment, how far from straight the function is where it was cut last
 
     def segments_to_cut(self, most: int) -> Places:
-        """Segments that bend, in order; where there are more than so many, those that bend most."""
+        """Segments that bend, in order; where there are more than `most`, those that bend most."""
         by_bend = np.argsort(-self.bends, kind="stable")
         segments = np.sort(by_bend[:most])
         bending: Places = segments[self.bends[segments] > _STRAIGHT]
@@ -847,7 +847,7 @@ def fewer_pairs(sizes: Iterable[int], background: int, left: float) -> int:
 
 
 def announcement(rows: float, seconds_per_row: float, *, least_seconds: float = _LONG) -> str:
-    """How long so many forward rows will take, in words; empty where that is not long."""
+    """How long these forward rows will take, in words; empty where that is not long."""
     seconds = rows * seconds_per_row
     if seconds <= least_seconds:
         return ""

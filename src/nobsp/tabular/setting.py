@@ -842,7 +842,7 @@ class Sample:
         return float(sizes.sum() ** 2 / np.square(sizes).sum())
 
     def some(self, most: int = SOME_ROWS) -> Sample:
-        """At most so many of the rows, at even distances."""
+        """At most `most` of the rows, at even distances."""
         return self.take(evenly_spaced(len(self), most))
 
     @property
