@@ -21,10 +21,10 @@ MARKED = re.compile(r"(<!-- measured, by docs/_figures.py -->\n).*?(<!-- end -->
 Row = Mapping[str, Any]
 
 
-def rows_of(name: str, table: str) -> list[Row]:
-    """A table of a benchmark."""
+def rows_of(name: str, table: str, *, ends: str = "") -> list[Row]:
+    """A table of a benchmark, by how its title begins and ends."""
     tables = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["tables"]
-    [title] = [title for title in tables if title.startswith(table)]
+    [title] = [title for title in tables if title.startswith(table) and title.endswith(ends)]
     return list(tables[title])
 
 
@@ -173,6 +173,28 @@ def of_published() -> list[str]:
     ]
 
 
+def of_pruned() -> list[str]:
+    networks = ("ResNet-20", "ResNet-18", "MobileNetV2")
+    rivals = (
+        "L1, BN set anew",
+        "Taylor, BN set anew",
+        "Torch-Pruning, BN set anew",
+        "Taylor + take over",
+    )
+    ours = []
+    best = []
+    for network in networks:
+        row = find(rows_of("prune", network, ends=": accuracy"), removed="50%")
+        ours.append(number(row["unique + take over"]))
+        best.append(max(number(row[rival]) for rival in rivals))
+    return [
+        f"accuracy with half of the channels removed, without retraining: {', '.join(networks)}",
+        ", ".join(ours),
+        f"best of L1, Taylor, Torch-Pruning and Taylor where the rest takes over {', '.join(best)}",
+        "prune",
+    ]
+
+
 def table() -> str:
     """The table, in Markdown."""
     rows = [
@@ -184,6 +206,7 @@ def table() -> str:
         of_deletion(),
         of_labels(),
         of_values(),
+        of_pruned(),
         of_speed(),
         of_published(),
     ]
