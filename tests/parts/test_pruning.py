@@ -451,6 +451,22 @@ def test_a_network_that_was_just_trained_is_exported_without_dropout_and_stays_i
     torch.testing.assert_close(program(rows), expected)
 
 
+def test_how_images_lie_in_memory_does_not_matter() -> None:
+    torch.manual_seed(0)
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU()
+    )
+    model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)).eval()
+    channels_last = torch.randn(60, 12, 12, 3).permute(0, 3, 1, 2)
+
+    found = nobsp.prune(model, channels_last, keep=0.5)
+    expected = nobsp.prune(model, channels_last.contiguous(), keep=0.5)
+
+    assert not channels_last.is_contiguous()
+    assert [layer.after for layer in found.layers] == [layer.after for layer in expected.layers]
+    assert found.left_whole == expected.left_whole
+
+
 def test_rows_that_a_smaller_network_cannot_take_are_refused_before_it_is_exported() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 2))

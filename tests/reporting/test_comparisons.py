@@ -7,8 +7,10 @@ import re
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
 
 import nobsp
+from nobsp.reporting.comparisons import _function
 from nobsp.reporting.sheets import number_text
 
 
@@ -106,3 +108,44 @@ def test_bars_stay_on_one_scale_and_numbers_whole_on_a_narrow_screen(browser, tm
     assert n_cut == 0
     assert width <= 400
     assert "200 rows in 50 groups, weighted" in facts
+
+
+def test_functions_of_codes_and_names_are_bars_at_their_levels(tmp_path):
+    frames = pytest.importorskip("pandas")
+    generator = np.random.default_rng(0)
+    table = frames.DataFrame(
+        {
+            "size": generator.normal(size=400),
+            "sector": generator.integers(1, 8, size=400),
+            "city": generator.choice(list("abc"), size=400),
+        }
+    )
+
+    def model(rows):
+        return (
+            rows["size"].to_numpy()
+            + (rows["sector"].to_numpy() == 3)
+            + 2.0 * (rows["city"].to_numpy() == "b")
+        )
+
+    explainer = nobsp.NObSP(model, features=["size", "sector", "city"], interactions=0).fit(table)
+    comparison = nobsp.compare(explainer(table[:200]), explainer(table[200:]), draws=100)
+
+    sector = _function(comparison, "sector", 0)
+    city = _function(comparison, "city", 0)
+
+    assert [bar.name for bar in sector.bars] == [str(code) for code in range(1, 8)]
+    values = {bar.name: bar.value for bar in sector.bars}
+    assert values["3"] - values["4"] == pytest.approx(1.0, abs=0.05)
+    values = {bar.name: bar.value for bar in city.bars}
+    assert values["b"] - values["a"] == pytest.approx(2.0, abs=0.05)
+    assert _function(comparison, "size", 0).kind == "curve"
+
+
+def test_a_gap_of_log_odds_says_so():
+    model = LogisticRegression().fit(rows(0), rows(0)[:, 0] > 0)
+    explainer = nobsp.NObSP(model).fit(rows(1))
+
+    comparison = nobsp.compare(explainer(rows(2)), explainer(rows(3, 0.5)), draws=100)
+
+    assert "log-odds" in comparison.headline

@@ -30,6 +30,10 @@ _SHOWN_PARTS = 8
 USUAL_RATE = 0.1
 
 
+# What outputs before a link are called.
+_UNITS = {"sigmoid": " in log-odds", "softmax": " in logits", "exp": " in logarithms"}
+
+
 @dataclass(frozen=True, eq=False)
 class Estimates:
     """Numbers with their intervals.
@@ -275,8 +279,15 @@ class Comparison:
         unexplained = _signed(self.gap.value[-1, 0], size=size)
         return (
             f"{self.names[0]} {_plain(first)}, {self.names[1]} {_plain(second)}: a gap of {_signed(total.value[0])} "
-            f"{interval}, of which the functions leave {unexplained} unexplained"
+            f"{interval}{self._unit()}, of which the functions leave {unexplained} unexplained"
         )
+
+    def _unit(self) -> str:
+        """What the numbers are where they are easily taken for probabilities or counts."""
+        if self.scale != "output":
+            return ""
+        link = getattr(self.sides[0].explanation.origin, "link", "identity")
+        return _UNITS.get(link, "")
 
     def _functions_headline(self) -> str:
         """How much of the difference of two models' predictions the terms tell, then what changed."""

@@ -52,7 +52,8 @@ def read_rows(model: nn.Module, X: ArrayLike, *, name: str, batch_size: int) -> 
     """Rows from a tensor, an array or a frame; an error where they are no numbers."""
     refuse_unreadable(X, name=name)
     if isinstance(X, Tensor):
-        tensor = X.detach()
+        # Other layouts, such as images with channels last, become views that no part can be followed through.
+        tensor = X.detach().contiguous()
         if tensor.is_complex() or (tensor.is_floating_point() and tensor.element_size() < 2):
             raise TypeError(f"{name} must be real numbers that can be added, found {tensor.dtype}.")
     else:

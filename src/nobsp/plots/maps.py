@@ -139,7 +139,9 @@ def _kinds_of(maps: ActivationMaps, kinds: Sequence[str] | str | None) -> list[s
     from nobsp.vision.maps import KINDS
 
     if kinds is None:
-        return [maps.kind] if maps.kind != "contrast" else ["contrast", "account"]
+        # Account and contrast of a picture are one map.
+        is_one_map = maps.kind != "contrast" or maps.picture
+        return [maps.kind] if is_one_map else ["contrast", "account"]
     listed = [kinds] if isinstance(kinds, str) else list(names_of("kinds", kinds))
     for kind in listed:
         require_choice("kinds", kind, KINDS)

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from nobsp._typing import AnyArray
 from nobsp.arguments import count
 from nobsp.reporting.sheets import Bar, Bars, Curve, Grid, Line, Section, Sheet, number_text
 
@@ -157,18 +158,18 @@ def _sections_of(comparison: ComparisonLike, output: int) -> list[Section]:
                 blocks=ranges,
             )
         )
-    curves = tuple(
-        curve
-        for curve in (_curve(comparison, feature, output) for feature in features)
-        if curve is not None
+    functions = tuple(
+        function
+        for function in (_function(comparison, feature, output) for feature in features)
+        if function is not None
     )
-    if curves:
+    if functions:
         sections.append(
             Section(
                 key=f"functions{key}",
                 title=f"Functions{suffix}",
                 lead="What each feature adds to a prediction, by its value.",
-                blocks=curves,
+                blocks=functions,
             )
         )
 
@@ -289,16 +290,52 @@ def _along(comparison: ComparisonLike, feature: str, output: int) -> Bars:
     return Bars(f"{feature}: {number_text(part.sum(), signed=True, size=size)}", tuple(bars), note)
 
 
-def _curve(comparison: ComparisonLike, feature: str, output: int) -> Curve | None:
-    """A feature's function along the rows' range; None for categories."""
+def _function(comparison: ComparisonLike, feature: str, output: int) -> Curve | Bars | None:
+    """A feature's function over the rows' values: bars where there are few, else a line; None where there is none."""
+    if comparison.scale != "output":
+        return None
     columns = [np.asarray(values) for values in comparison.feature_values(feature)]
     if any(column.dtype.kind not in "biuf" for column in columns):
-        return None
+        present = {value for column in columns for value in column.tolist() if value == value}
+        levels = np.array(sorted(present - {None}, key=str), dtype=object)
+        return _bars_by_level(comparison, feature, levels, output)
+
     together = np.concatenate([column.astype(np.float64) for column in columns])
-    together = together[np.isfinite(together)]
-    if not len(together) or comparison.scale != "output":
+    distinct = np.unique(together[np.isfinite(together)])
+    if not len(distinct):
         return None
-    x = np.linspace(together.min(), together.max(), _POINTS)
+    if len(distinct) <= _MOST_LEVELS:
+        return _bars_by_level(comparison, feature, distinct, output)
+
+    # Codes of categories have no function between them.
+    is_whole = bool((distinct == np.round(distinct)).all())
+    x = distinct if is_whole else np.linspace(distinct[0], distinct[-1], _POINTS)
+    lines = _lines(comparison, feature, x, output)
+    return None if lines is None else Curve(feature, lines)
+
+
+def _bars_by_level(
+    comparison: ComparisonLike, feature: str, levels: AnyArray, output: int
+) -> Bars | None:
+    """What the feature adds at each level, in both models where there are two."""
+    shown = levels[:_MOST_LEVELS]
+    lines = _lines(comparison, feature, shown, output)
+    if lines is None:
+        return None
+    bars = []
+    for position, level in enumerate(shown):
+        name = level if isinstance(level, str) else number_text(float(level))
+        for line in lines:
+            label = name if len(lines) == 1 else f"{name}, {line.name}"
+            bars.append(Bar(label, float(line.y[position])))
+    more = len(levels) - len(shown)
+    return Bars(feature, tuple(bars), f"{more} further levels are not listed." if more else "")
+
+
+def _lines(
+    comparison: ComparisonLike, feature: str, x: AnyArray, output: int
+) -> tuple[Line, ...] | None:
+    """The function of either side at some values; one where both sides have the same."""
     lines = []
     n_lines = 1 if comparison.kind == "rows" else 2
     for number in range(n_lines):
@@ -307,7 +344,7 @@ def _curve(comparison: ComparisonLike, feature: str, output: int) -> Curve | Non
         except (TypeError, ValueError):
             return None
         lines.append(Line(comparison.names[number], x, np.nan_to_num(values)))
-    return Curve(feature, tuple(lines))
+    return tuple(lines)
 
 
 def _method(comparison: ComparisonLike) -> Section:

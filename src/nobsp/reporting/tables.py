@@ -161,6 +161,10 @@ def _require_whole(explanation: Explanation, functions: object) -> Functions:
     """The functions behind an explanation, which must be all that they give."""
     if len(explanation) == 0:
         raise ValueError("subject has no rows; explain some first.")
+    if explanation.scale != "output":
+        raise ValueError(
+            "subject is of probabilities; pass explainer(X), whose page can be read as probabilities too."
+        )
     if not isinstance(functions, Functions):
         raise ValueError(
             "subject does not know its functions (it was made by hand); "
