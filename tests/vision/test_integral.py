@@ -279,6 +279,23 @@ def test_the_number_of_points_can_be_chosen_and_what_they_miss_is_the_residual()
         NObSPCam(parts.model, points=0).fit(x)
 
 
+@pytest.mark.filterwarnings("ignore:The integral through the layers")
+def test_images_that_eight_points_miss_get_more_so_that_numbers_add_up() -> None:
+    torch.manual_seed(0)
+    neck = nn.Linear(8, 32)
+    with torch.no_grad():
+        neck.weight.mul_(600.0)
+    body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(body, neck, nn.Tanh(), nn.Linear(32, 4)).eval()
+    x = images(40)
+
+    few = NObSPCam(model, points=7).fit(x)(x[:20], target=1)
+    enough = NObSPCam(model, points=8).fit(x)(x[:20], target=1)
+
+    assert few.unexplained > 0.02
+    assert enough.unexplained < 0.02
+
+
 def test_the_contrast_is_the_account_against_the_others() -> None:
     for model in (averaged(), NECKS["LayerNorm"]()):
         cam = NObSPCam(model).fit(images(40))

@@ -36,6 +36,9 @@ POINTS_OF_POOLED: tuple[int, ...] = (16, 64)
 POINTS_OF_PICTURE: tuple[int, ...] = (1,)
 # How much more than the gradient's part counts in a picture what attention carries, both at one spread.
 SHARE_OF_ATTENTION = 2.0
+# How many times the points that were asked for; more than once for images that miss more than is allowed. Whoever asks
+# for fewer than 8 wants them cheap.
+_MORE_POINTS = (1, 2, 4, 8)
 # The residual that is allowed, as a share of what is accounted for.
 TOLERANCE = 1e-2
 # How often a logit is rounded on its way through the layers behind the map, relative to its own precision.
@@ -218,6 +221,8 @@ class Account:
             points = POINTS_OF_PICTURE
         if self.points is not None:
             points = (self.points,)
+            if self.points >= POINTS[0]:
+                points = tuple(self.points * times for times in _MORE_POINTS)
         readout = feature_map.readout
         is_linear = readout is not None and not question.probability
         if readout is not None and is_linear:

@@ -98,7 +98,8 @@ class NObSPCam(Explainer):
         ridge_scale: "absolute" as in the paper, or "relative" to the matrix it is added to.
         points: Points of the integral through layers behind the map. None for 8, or 16 where only the channels' means
             count, and up to four times as many for images that these miss by more than 1%; but 1 for the picture of a
-            transformer that reads a class token.
+            transformer that reads a class token. Where 8 or more are asked for, such images get up to eight times as
+            many; fewer are taken as they are.
         output: What makes numbers (n,) or (n, k) of what the model returns, where that is a map per class, boxes or
             several things: `lambda out: out[:, 5, 20:40, 20:40].mean((1, 2))` for the mean score of a class in a box.
         output_names: Names of the classes.
