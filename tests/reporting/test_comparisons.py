@@ -120,12 +120,14 @@ def test_functions_of_codes_and_names_are_bars_at_their_levels(tmp_path):
             "city": generator.choice(list("abc"), size=400),
         }
     )
+    table["city"] = table["city"].astype(object)
+    table.loc[[3, 250], "city"] = frames.NA
 
     def model(rows):
         return (
             rows["size"].to_numpy()
             + (rows["sector"].to_numpy() == 3)
-            + 2.0 * (rows["city"].to_numpy() == "b")
+            + 2.0 * np.array([city == "b" for city in rows["city"].fillna("")])
         )
 
     explainer = nobsp.NObSP(model, features=["size", "sector", "city"], interactions=0).fit(table)

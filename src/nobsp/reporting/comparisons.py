@@ -8,6 +8,7 @@ import numpy as np
 
 from nobsp._typing import AnyArray
 from nobsp.arguments import count
+from nobsp.frames import is_missing
 from nobsp.reporting.sheets import Bar, Bars, Curve, Grid, Line, Section, Sheet, number_text
 
 # A `Comparison`, told by its attributes.
@@ -296,8 +297,10 @@ def _function(comparison: ComparisonLike, feature: str, output: int) -> Curve | 
         return None
     columns = [np.asarray(values) for values in comparison.feature_values(feature)]
     if any(column.dtype.kind not in "biuf" for column in columns):
-        present = {value for column in columns for value in column.tolist() if value == value}
-        levels = np.array(sorted(present - {None}, key=str), dtype=object)
+        present = {
+            value for column in columns for value in column.tolist() if not is_missing(value)
+        }
+        levels = np.array(sorted(present, key=str), dtype=object)
         return _bars_by_level(comparison, feature, levels, output)
 
     together = np.concatenate([column.astype(np.float64) for column in columns])
@@ -324,7 +327,7 @@ def _bars_by_level(
         return None
     bars = []
     for position, level in enumerate(shown):
-        name = level if isinstance(level, str) else number_text(float(level))
+        name = number_text(float(level)) if isinstance(level, float) else str(level)
         for line in lines:
             label = name if len(lines) == 1 else f"{name}, {line.name}"
             bars.append(Bar(label, float(line.y[position])))
