@@ -13,6 +13,9 @@ from typing import Any
 THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")
 for variable in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, THREADS)
+# Before gRPC is loaded, with a Milvus client: it would start its threads again in every fork of a worker, which now and
+# then end the child before it becomes another program.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import pytest
 import torch
