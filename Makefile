@@ -42,6 +42,7 @@ setup: $(VENV)/.stamp-dev ## make .venv with the package, its optional parts and
 
 lint: $(VENV)/.stamp-dev ## style and formatting
 	$(RUN) -m ruff check $(CODE)
+	$(RUN) -m ruff check --select E501 --config lint.pycodestyle.max-line-length=100 src
 	$(RUN) -m ruff format --check $(CODE)
 
 types: $(VENV)/.stamp-dev ## static types of the package

@@ -44,4 +44,5 @@ def _value_of(default: Any, module: Any) -> Any:
         value = None if constant is None else constant.value
     except (AttributeError, griffe.AliasResolutionError):
         return default
-    return default if value is None else str(value)
+    # A number that is told apart from the same one passed, `Usual(0.9)`, is shown as a number.
+    return default if value is None else str(value).removeprefix("Usual(").removesuffix(")")

@@ -54,8 +54,8 @@ print(
 )
 
 # %%
-# A table with the most suspicious rows first, the reasons in words, and the columns that cleanlab has.
-print(found.to_frame()[["given_label", "suggested", "label_score", "reason"]].head(4).to_string())
+# A table with the most suspicious rows first, and the reasons in words.
+print(found.to_frame()[["label", "suggested", "label_score", "reason"]].head(4).to_string())
 
 # %%
 # **Act on it.** On the page one ticks keep, relabel or drop, and saves the decisions. Here they are written

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import tomllib
+from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
 
@@ -190,6 +191,15 @@ def test_former_arguments_mean_the_present_ones_with_a_warning() -> None:
     with pytest.warns(DeprecationWarning, match=r"Comparison\.level"):
         assert comparison.level == comparison.confidence == 0.8
 
+    # Also where the present one is what it is anyway.
+    for ask in (
+        explainer.curves,
+        explainer.compile().curves,
+        partial(nobsp.compare, account, account),
+    ):
+        with pytest.raises(TypeError, match="confidence= and level="):
+            ask(level=0.8, confidence=0.9)
+
 
 @pytest.mark.parametrize("module", ["tabular.compiled", "metrics.scores", "neighbors.audit"])
 def test_a_module_that_moved_knows_no_other_names(module: str) -> None:
@@ -318,7 +328,7 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
         sys.path.remove(str(ROOT / "docs"))
     for page in figures.PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
-        assert figures.table() in text, "results changed: run python docs/_figures.py"
+        assert figures.table(page) in text, "results changed: run python docs/_figures.py"
 
 
 def test_the_image_examples_of_the_readme_run_and_add_up(tmp_path: Path) -> None:

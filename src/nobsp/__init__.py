@@ -1,7 +1,7 @@
 """The functions a trained model has learned, taken apart by oblique subspace projections.
 
-Public names are imported when they are first used, so that `import nobsp` itself costs next to nothing
-and needs none of the optional packages.
+Public names are imported when they are first used, so that `import nobsp` itself costs next to
+nothing and needs none of the optional packages.
 
 Example:
     >>> import nobsp

@@ -24,10 +24,11 @@ Frame: TypeAlias = Any
 
 # What a model may be asked to do along a feature.
 Shape: TypeAlias = Literal["increasing", "decreasing", "convex", "concave", "bounded"]
-# Anything that explainers take as a model: a torch module, a fitted estimator of scikit-learn or a library of trees, an
-# onnxruntime session, or a function from an array to an array.
+# Anything that explainers take as a model: a torch module, a fitted estimator of scikit-learn or a
+# library of trees, an onnxruntime session, or a function from an array to an array.
 ModelLike: TypeAlias = Any
-# Images, signals or texts: a tensor or an array, pictures, paths, a loader, or an iterable of batches.
+# Images, signals or texts: a tensor or an array, pictures, paths, a loader, or an iterable of
+# batches.
 ImagesLike: TypeAlias = Any
 # A frame of pandas, or of polars where pandas is not installed or the caller's table was one.
 NativeFrame: TypeAlias = Any

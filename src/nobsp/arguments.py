@@ -1,4 +1,4 @@
-"""Checks of what callers pass, each with an error that names the argument, what was found, and what to pass instead."""
+"""Checks of arguments, with errors that name the argument, what was found and what to pass."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def quote(value: object) -> str:
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warns at the line that called the package, whatever functions of the package stand between."""
+    """Warns at the line that called the package, however many of its own functions lie between."""
     frame = sys._getframe(1)
     level = 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("nobsp."):
@@ -43,7 +43,7 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def require_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Raises a ValueError for whatever is not one of a few texts, or None where that is among them."""
+    """Raises a ValueError for anything but the given choices: a few texts, and perhaps None."""
     plain = value is None or isinstance(value, str)
     if plain and value in choices:
         return
@@ -61,7 +61,9 @@ def require_number(
     most: float | None = None,
     below: float | None = None,
 ) -> float:
-    """A finite real number between two bounds; `above` and `below` are outside of the range, the others in it.
+    """A finite real number between two bounds.
+
+    The bounds `above` and `below` are outside of the range, `least` and `most` are in it.
 
     Example:
         >>> require_number("share", 0.5, least=0, most=1)
@@ -209,7 +211,10 @@ def array_of(values: ArrayLike, *, name: str) -> AnyArray:
 
 
 def refuse_unreadable(values: object, *, name: str) -> None:
-    """Raises a TypeError for a masked array, whose mask others would ignore, and for tensors without plain values."""
+    """Raises a TypeError for a masked array and for tensors without plain values.
+
+    A mask would be ignored by whatever reads the array next.
+    """
     if isinstance(values, np.ma.MaskedArray):
         hint = f"pass {name}.filled(np.nan) for missing values, or {name}.data for all of them"
         raise TypeError(f"{name} is a masked array; {hint}.")

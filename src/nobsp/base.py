@@ -52,7 +52,8 @@ class Explainer(NamesFromElsewhere):
                 setattr(self, name, value)
             else:
                 raise ValueError(
-                    f"{type(self).__name__} has no parameter {name!r}; there are {', '.join(known)}."
+                    f"{type(self).__name__} has no parameter {name!r}; there are "
+                    f"{', '.join(known)}."
                 )
         return self
 
@@ -97,7 +98,8 @@ class Explainer(NamesFromElsewhere):
     def __sklearn_clone__(self) -> Self:
         # scikit-learn would copy a torch model and un-fit a scikit-learn one; the model is not ours
         # to copy.
-        return type(self)(self.model, **self._options())  # type: ignore[call-arg]  # as the subclasses take them
+        # as the subclasses take them
+        return type(self)(self.model, **self._options())  # type: ignore[call-arg]
 
 
 def _on_one_line(text: str) -> str:
@@ -121,8 +123,6 @@ def _is_default(value: object, default: object) -> bool:
 
 # Characters of a model within the text of its explainer.
 _LONGEST_MODEL = 60
-# The worst first.
-SEVERITIES = ("error", "warning", "note")
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ class Finding:
     """Something worth knowing about a result: what it is, what it concerns, and what to do.
 
     Attributes:
-        severity: "error" for what must not be believed, "warning" for what makes numbers doubtful, "note" for
-            what limits what they say.
-        code: A name for the kind of finding that does not change with its wording; the page on troubleshooting
-            explains each.
+        severity: "error" for what must not be believed, "warning" for what makes numbers doubtful,
+            "note" for what limits what they say.
+        code: A name for the kind of finding that does not change with its wording; the page on
+            troubleshooting explains each.
         subject: The term or output it concerns; empty for the calibration as a whole.
         message: What was found and what to do.
 
@@ -149,11 +149,6 @@ class Finding:
     code: str
     subject: str
     message: str
-
-
-def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The worst first, otherwise as they came."""
-    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TypeVar
-
-Value = TypeVar("Value")
 
 
 def warn_renamed(former: str, present: str, *, stacklevel: int = 2) -> None:
@@ -19,15 +16,44 @@ def warn_renamed(former: str, present: str, *, stacklevel: int = 2) -> None:
     )
 
 
-def argument_of(former: str, value: Value | None, *, present: str, default: Value) -> Value:
-    """The value of an argument that may have come under its former name, of which the caller's caller is warned.
+class Usual(float):
+    """A default of an argument, told apart from the same number where somebody passes it.
 
     Example:
-        >>> argument_of("level", None, present="confidence", default=0.9)
+        >>> Usual(0.9)
+        0.9
+    """
+
+
+# How sure intervals and bands are where nobody says.
+USUAL_CONFIDENCE = Usual(0.9)
+
+
+def argument_of(former: str, value: float | None, *, present: str, current: float) -> float:
+    """The value of an argument that may have come under its former name.
+
+    If it has, the caller's caller is warned.
+
+    Args:
+        former: The former name.
+        value: What came under it; None for nothing.
+        present: The present name.
+        current: What came under that, a `Usual` for nothing.
+
+    Raises:
+        TypeError: If both were passed.
+
+    Example:
+        >>> argument_of("level", None, present="confidence", current=USUAL_CONFIDENCE)
         0.9
     """
     if value is None:
-        return default
+        return float(current) if isinstance(current, Usual) else current
+    if not isinstance(current, Usual):
+        raise TypeError(
+            f"{present}= and {former}= are the same argument; pass {present}= alone, {former}= is "
+            "its former name."
+        )
     warn_renamed(f"{former}=", f"{present}=", stacklevel=3)
     return value
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: a draft is written beside its target, synced, and takes its place."""
+"""Files that are whole or not there: a draft beside the target is synced and takes its place."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ from nobsp.arguments import path_of
 _STALE = 86_400
 # Names of files have 255 bytes at most, and a draft's ending takes some of them.
 _LONGEST_STEM = 200
-# Drafts as they are named here, with machine and process; and folders as earlier versions named them.
+# Drafts as they are named here, with machine and process; and folders as earlier versions named
+# them.
 _DRAFT = re.compile(r"\.(?P<machine>[0-9a-f]{8})-(?P<process>[0-9]+)-[0-9a-f]{8}\.part")
 _EARLIER = re.compile(r"\.[0-9a-f]{16}\.part")
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
-    """The file to write, behind a link the file it leads to; or an error before any work is done for it."""
+    """The file to write, or an error before any work is done for it.
+
+    Where the path is a link, the file is the one that it leads to.
+    """
     path_argument = path_of(path)
     target = (
         Path(os.path.realpath(path_argument)) if os.path.islink(path_argument) else path_argument
@@ -46,17 +50,22 @@ def check_path(path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A file to write, which takes the target's place when it is complete; whatever goes wrong, nothing is left."""
+    """A file to write, which takes the target's place when it is complete.
+
+    Whatever goes wrong, no draft is left.
+    """
     sweep(target)
     draft = draft_of(target)
     try:
         with _in_words(target):
-            # Asking for the umask would change it for other threads; an empty file shows what it allows.
+            # Asking for the umask would change it for other threads; an empty file shows what it
+            # allows.
             draft.touch(0o666, exist_ok=False)
             mode = stat.S_IMODE((target if target.exists() else draft).stat().st_mode)
             yield draft
             os.chmod(draft, mode)
-            # A machine that fails must not find the new name on a file whose bytes were never written.
+            # A machine that fails must not find the new name on a file whose bytes were never
+            # written.
             sync(draft)
             os.replace(draft, target)
             sync(target.parent)
@@ -160,7 +169,7 @@ def _stem(target: Path) -> str:
 
 @cache
 def _machine() -> str:
-    """A short name for this machine, or for the container on it: processes are numbered within one."""
+    """A short name for this machine or container, within which processes are numbered."""
     try:
         numbering = str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:

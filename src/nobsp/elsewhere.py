@@ -1,6 +1,7 @@
 """Names that people know from other packages, and what does their work here.
 
-Errors about an unknown name say it: who has come from SHAP or scikit-learn guesses the names that they have there.
+Errors about an unknown name say it: who has come from SHAP or scikit-learn guesses the names that
+they have there.
 
 Needs no other package.
 """
@@ -93,6 +94,7 @@ AUDIT = {
     "is_label_issue": "audit.mislabels",
     "label_quality": "audit.label_score",
     "given_label": "audit.labels",
+    "predicted_label": "audit.suggested",
     "plot": "nobsp.report(audit, path), a page",
     "to_csv": "audit.to_frame().to_csv(path)",
     "save": "audit.to_frame() for a table, nobsp.report(audit, path) for a page",
@@ -121,7 +123,7 @@ PLOTS = {
 def describe_unknown(
     owner: str, name: str, *, known: list[str], elsewhere: Mapping[str, str]
 ) -> str:
-    """An error about a name that does not exist: what does its work here, or which name is close."""
+    """An error about an unknown name: what does its work here, or which name is close."""
     complaint = f"{owner} has no {name!r}"
     if name in elsewhere:
         return f"{complaint}; use {elsewhere[name]}."
@@ -131,7 +133,7 @@ def describe_unknown(
 
 
 class NamesFromElsewhere:
-    """Says of an unknown attribute, perhaps one that another package has, what does its work here."""
+    """Says of an unknown attribute, perhaps one of another package, what does its work here."""
 
     _elsewhere: ClassVar[Mapping[str, str]] = {}
 
@@ -140,7 +142,8 @@ class NamesFromElsewhere:
 
         def __getattr__(self, name: str) -> object:
             if hasattr(type(self), name):
-                # A property failed with an AttributeError, such as of what is not fitted: this one is told.
+                # A property failed with an AttributeError, such as of what is not fitted: this one
+                # is told.
                 return object.__getattribute__(self, name)
             owner = type(self).__name__
             if name.startswith("_"):

@@ -44,8 +44,8 @@ def group_codes(values: ArrayLike, *, n_rows: int, name: str = "groups") -> AnyA
     missing = [row for row, value in enumerate(listed) if is_missing(value)]
     if missing:
         raise ValueError(
-            f"{name} has a missing value in row {missing[0]}; give every row a group. A row on its own needs its own "
-            "group."
+            f"{name} has a missing value in row {missing[0]}; give every row a group. A row on its "
+            "own needs its own group."
         )
     comparable = array if array.dtype.kind in "biuf" else np.array([str(value) for value in listed])
     return np.unique(comparable, return_inverse=True)[1].reshape(-1).astype(np.intp)
@@ -68,7 +68,7 @@ def match_columns(frame: Frame, *, argument: str, columns: Sequence[str] | None)
 
 
 def _require_columns(names: Sequence[str], *, argument: str, columns: Sequence[str]) -> None:
-    """Raises a ValueError that names all missing and unexpected columns, and likely typing errors."""
+    """Raises a ValueError naming all missing and unexpected columns, and likely typos."""
     present = set(names)
     expected = set(columns)
     missing = [name for name in columns if name not in present]
@@ -83,8 +83,8 @@ def _require_columns(names: Sequence[str], *, argument: str, columns: Sequence[s
         problems.append(f"has unexpected {join_names(unexpected, _MOST_LISTED)}")
 
     raise ValueError(
-        f"{argument} {' and '.join(problems)}; expected columns are {join_names(columns, _MOST_LISTED)}."
-        f"{_renaming_hint(missing, unexpected)}"
+        f"{argument} {' and '.join(problems)}; expected columns are "
+        f"{join_names(columns, _MOST_LISTED)}.{_renaming_hint(missing, unexpected)}"
     )
 
 
@@ -161,7 +161,10 @@ def _frame_of_any_kind(columns: Mapping[str, ArrayLike]) -> TableLike:
 def replace_column(
     data: TableLike, values: AnyArray, *, position: int, name: str | None
 ) -> TableLike:
-    """A table of the same kind with other values in one column: by name in a frame that has it, else by position."""
+    """A table of the same kind with other values in one column.
+
+    The column is found by name in a frame that has it, else by position.
+    """
     import narwhals as nw
 
     frame = frame_of(data)

@@ -28,14 +28,16 @@ def log_model(
 ) -> Any:
     """Logs functions to the active run, or to a new one: file, signature, example, and a card.
 
-    The model that is read back needs nobsp and numpy, neither torch nor the model. Its `predict` gives what
-    `Functions.predict` gives; with `params={"output": "probabilities"}` or `"contributions"` those, as a frame.
+    The model that is read back needs nobsp and numpy, neither torch nor the model. Its `predict`
+    gives what `Functions.predict` gives; with `params={"output": "probabilities"}` or
+    `"contributions"` those, as a frame.
 
     Args:
         functions: The functions, as `explainer.compile()` gives them, edited or not.
         X: Some rows, of which signature and example are made.
         name: Name of the model in the run.
-        explainer: The explainer that the functions come from; a card of it on these rows is logged beside the model.
+        explainer: The explainer that the functions come from; a card of it on these rows is logged
+            beside the model.
         registered_model_name: Name under which it is registered; not registered when None.
 
     Returns:

@@ -1,13 +1,14 @@
 """Pieces of HTML that notebooks show: cards, bars, small curves, findings, pictures.
 
-Styles are written into the tags, as notebooks strip style sheets; colours are the notebook's own or translucent, so
-that a card can be read on a light page and on a dark one.
+Styles are written into the tags, as notebooks strip style sheets; colours are the notebook's own or
+translucent, so that a card can be read on a light page and on a dark one.
 """
 
 from __future__ import annotations
 
 import base64
 import html
+import re
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
@@ -155,8 +156,18 @@ def _finding(finding: FindingLike) -> str:
     return (
         f"<div style='border-left:3px solid {colour};padding-left:.6em;margin:.25em 0'>"
         f"<span style='opacity:.75'>{html.escape(finding.severity)}</span> "
-        f"{subject}{html.escape(finding.message)}</div>"
+        f"{subject}{with_code(finding.message)}</div>"
     )
+
+
+def with_code(text: str) -> str:
+    """A text as HTML, with what stands between backticks as code.
+
+    Example:
+        >>> with_code("`far` < 3")
+        '<code>far</code> &lt; 3'
+    """
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def gallery(pictures: Iterable[str]) -> str:
@@ -172,10 +183,10 @@ def picture(pixels: NDArray[np.float64], caption: str) -> str:
     shown_height = min(height * scale, _PICTURE_SIDE) if height > 1 else 18
     shown_width = width * scale if height > 1 else min(12 * width, 480)
     return (
-        "<figure style='margin:0'>"
-        f"<img src='{_png_address(pixels)}' width='{shown_width:.0f}' height='{shown_height:.0f}' "
-        "style='image-rendering:pixelated;border-radius:4px;margin:0' alt=''>"
-        f"<figcaption style='font-size:.85em;opacity:.85'>{html.escape(caption)}</figcaption></figure>"
+        f"<figure style='margin:0'><img src='{_png_address(pixels)}' width='{shown_width:.0f}' "
+        f"height='{shown_height:.0f}' style='image-rendering:pixelated;border-radius:4px;margin:0' "
+        "alt=''><figcaption "
+        f"style='font-size:.85em;opacity:.85'>{html.escape(caption)}</figcaption></figure>"
     )
 
 

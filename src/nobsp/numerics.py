@@ -1,4 +1,4 @@
-"""Rules of numerical mathematics that several rooms need; numpy is all that importing them imports."""
+"""Numerical rules that several subpackages need; importing them imports nothing but numpy."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def gauss_legendre(points: int) -> tuple[FloatArray, FloatArray]:
 def clopper_pearson(hits: float, trials: float, confidence: float) -> tuple[float, float]:
     """The exact two-sided interval of a share, from how often it came up.
 
-    Of rows with weights or in groups both counts are those of as many independent rows as tell as much, and need not be
-    whole (Korn and Graubard, 1998).
+    Of rows with weights or in groups both counts are those of as many independent rows as tell as
+    much, and need not be whole (Korn and Graubard, 1998).
 
     Example:
         >>> [round(end, 3) for end in clopper_pearson(0, 30, 0.95)]

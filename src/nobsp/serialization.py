@@ -1,7 +1,8 @@
 """Dataclasses of tensors and arrays as one safetensors file with JSON metadata, without pickle.
 
-`save` and `load` take a whole value; `write` and `read` take tensors by name beside anything JSON can hold. Whatever is
-in a file, reading it gives the value that was written, or a `ValueError` that says what is wrong with the file.
+`save` and `load` take a whole value; `write` and `read` take tensors by name beside anything JSON
+can hold. Whatever is in a file, reading it gives the value that was written, or a `ValueError` that
+says what is wrong with the file.
 """
 
 from __future__ import annotations
@@ -110,26 +111,14 @@ class damage_in_words:  # noqa: N801 - it is used as a function
 
 
 def pack(value: Any, tensors: dict[str, Any]) -> Any:
-    """A description of `value` that JSON can hold; its tensors and arrays are put into `tensors`."""
+    """A description of `value` that JSON can hold; tensors and arrays are put into `tensors`."""
     kind = type(value)
-    if value is None or isinstance(value, bool | str):
-        return value
     if isinstance(value, np.generic):
         return pack(value.item(), tensors)
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {"@float": str(float(value))}
-    if kind is list:
-        return [pack(inner, tensors) for inner in value]
-    if kind is tuple:
-        return {"@tuple": [pack(inner, tensors) for inner in value]}
-    if kind is frozenset:
-        return {"@frozenset": [pack(inner, tensors) for inner in sorted(value, key=repr)]}
-    if kind is dict:
-        pairs = [[pack(key, tensors), pack(inner, tensors)] for key, inner in value.items()]
-        return {"@dict": pairs}
-
+    if value is None or isinstance(value, bool | str | int | float):
+        return _pack_plain(value)
+    if kind in (list, tuple, frozenset, dict):
+        return _pack_container(value, tensors)
     if isinstance(value, np.ndarray) or _is_tensor(value):
         return _pack_tensor(value, tensors)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -140,6 +129,26 @@ def pack(value: Any, tensors: dict[str, Any]) -> Any:
         return {"@moments": pack((value.blocks, value.state() if value.rows else None), tensors)}
 
     raise TypeError(f"a {kind.__name__} cannot be saved.")
+
+
+def _pack_plain(value: bool | str | float | None) -> Any:
+    """A text, a number or None; subclasses of these lose what they add."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    return float(value) if math.isfinite(value) else {"@float": str(float(value))}
+
+
+def _pack_container(value: Any, tensors: dict[str, Any]) -> Any:
+    """A list, or another container under its name, since JSON has no other."""
+    if isinstance(value, dict):
+        pairs = [[pack(key, tensors), pack(inner, tensors)] for key, inner in value.items()]
+        return {"@dict": pairs}
+    # Sets have no order of their own, and the same value is to give the same file.
+    ordered = sorted(value, key=repr) if isinstance(value, frozenset) else value
+    members = [pack(inner, tensors) for inner in ordered]
+    return members if isinstance(value, list) else {f"@{type(value).__name__}": members}
 
 
 def _pack_tensor(value: Any, tensors: dict[str, Any]) -> dict[str, str]:
@@ -236,7 +245,10 @@ class _Reader:
 
 
 def _require_hashes_apart(keys: Sequence[Any]) -> None:
-    """An error where a file was made so that its keys have one hash, and each is compared with all others."""
+    """Raises a ValueError where a file was made so that too many of its keys share a hash.
+
+    Each of them would be compared with all others.
+    """
     n_hashes = len({hash(key) for key in keys})
     if len(keys) > _MOST_ALIKE * (n_hashes + 1):
         raise ValueError("its keys are made to be confused with each other")
@@ -416,6 +428,6 @@ def _require_kind(
         raise ValueError(f"path {str(path)!r} does not hold a nobsp {kind} but {held}{advice}.")
     if metadata.get("version") != str(version):
         raise ValueError(
-            f"path {str(path)!r} has layout version {metadata.get('version')}, but this nobsp reads version "
-            f"{version}; use the nobsp that wrote it."
+            f"path {str(path)!r} has layout version {metadata.get('version')}, but this nobsp "
+            f"reads version {version}; use the nobsp that wrote it."
         )

@@ -1,8 +1,8 @@
-"""Files of the safetensors format, written with equal bytes for equal contents and read with every size checked.
+"""Safetensors files, written with equal bytes for equal contents, read with every size checked.
 
-The library of that name draws the order of the metadata anew for every file, keeps some memory of every tensor that
-it reads, and takes the last of two equal names. The format itself is small: eight bytes for the length of a header,
-the header in JSON, and the tensors one after another.
+The library of that name draws the order of the metadata anew for every file, keeps some memory of
+every tensor that it reads, and takes the last of two equal names. The format itself is small: eight
+bytes for the length of a header, the header in JSON, and the tensors one after another.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ Framework = Literal["pt", "numpy"]
 
 _METADATA = "__metadata__"
 _CHECKSUM = "checksum"
-# Bytes of the length of the header, and what the header is filled up to, so that tensors are aligned.
+# Bytes of the length of the header, and what the header is filled up to, so that tensors are
+# aligned.
 _LENGTH_BYTES = 8
-# What numpy of any version takes for a shape: so many lengths, and no more bytes than can be counted.
+# What numpy of any version takes for a shape: so many lengths, and no more bytes than can be
+# counted.
 _MOST_DIMENSIONS = 32
 _MOST_BYTES = 1 << 62
 # The largest header that the safetensors library reads.
@@ -115,8 +117,10 @@ def read_tensors(
     Args:
         path: The file.
         framework: Whether to make torch's tensors or numpy's arrays.
-        require: Looks at the texts, and raises where a file of this kind is not wanted, before tensors are read.
-        mapped: Whether to map the file into memory, which processes then share, instead of reading it.
+        require: Looks at the texts, and raises where a file of this kind is not wanted, before
+            tensors are read.
+        mapped: Whether to map the file into memory, which processes then share, instead of reading
+            it.
 
     Raises:
         DamagedError: If it is no such file, or not the one that was written.
@@ -222,7 +226,10 @@ def _entry(name: str, described: Any) -> _Entry:
 
 
 def _is_shape(shape: list[Any], width: int) -> bool:
-    """Whether a tensor can have this shape; an empty one too has lengths that numpy and torch multiply."""
+    """Whether a tensor can have this shape.
+
+    An empty one, too, has lengths that numpy and torch multiply.
+    """
     if len(shape) > _MOST_DIMENSIONS:
         return False
     if not all(type(length) is int and 0 <= length <= _MOST_BYTES for length in shape):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nobsp import Local, NObSP, Ranks
 from nobsp.calibration.local import Run
-from nobsp.network.inputs import Summary
+from nobsp.network.columns import Summary
 from nobsp.network.readout import Network
 from nobsp.projection import merge_all
 from nobsp.published import Accumulator, add_rows

@@ -262,6 +262,38 @@ def test_other_maps_can_be_laid_over_the_images(
     assert len(list((tmp_path / "out" / "maps").iterdir())) == 6
 
 
+LARGEST = """
+from pathlib import Path
+
+import torch
+from torch import nn
+
+class Watched(nn.Sequential):
+    def forward(self, x):
+        with Path({log!r}).open("a") as log:
+            print(len(x), file=log)
+        return super().forward(x)
+
+def net():
+    torch.manual_seed(0)
+    return Watched(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(6, 2))
+"""
+
+
+def test_places_that_cannot_be_removed_are_told_before_the_work_on_all_images(
+    nobsp: Run, gallery: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "rows.txt"
+    (tmp_path / "pooled.py").write_text(LARGEST.format(log=str(log)), encoding="utf-8")
+    done = nobsp(
+        "cam", "--model", f"{tmp_path / 'pooled.py'}:net", "--images", gallery / "more", "--channels", 1,
+        "--removal", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.code == 2
+    assert max(map(int, log.read_text().split())) <= 8
+    assert not (tmp_path / "out").exists()
+
+
 def test_two_maps_at_once_are_refused(nobsp: Run, gallery: Path, tmp_path: Path) -> None:
     done = nobsp(
         "cam", "--model", gallery / "net.pt2", "--images", gallery / "images", "--channels", 1,

@@ -846,3 +846,60 @@ def test_debug_shows_where_an_error_came_from(nobsp: Run, tmp_path: Path) -> Non
     done = nobsp("explain", *HOUSE, "--out", tmp_path / "out", "--head", "3", "--debug")
     assert done.code == 1
     assert "Traceback" in done.err
+
+
+def test_an_onnx_file_is_explained_and_a_damaged_one_refused(
+    nobsp: Run, home: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    node = onnx.helper.make_node("ReduceSum", ["x"], ["y"], keepdims=1)
+    kind = onnx.TensorProto.FLOAT
+    rows = onnx.helper.make_tensor_value_info("x", kind, ["rows", 4])
+    sums = onnx.helper.make_tensor_value_info("y", kind, ["rows", 1])
+    axes = onnx.numpy_helper.from_array(np.array([1]), "axes")
+    node.input.append("axes")
+    graph = onnx.helper.make_graph([node], "sums", [rows], [sums], initializer=[axes])
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "sums.onnx"
+    )
+    (tmp_path / "damaged.onnx").write_bytes(b"nothing of the kind")
+    arguments = ("--data", "houses.csv", "--target", "price", *FAST, "--no-report")
+
+    done = nobsp(
+        "explain", "--model", tmp_path / "sums.onnx", *arguments, "--out", tmp_path / "out"
+    )
+    refused = nobsp(
+        "explain", "--model", tmp_path / "damaged.onnx", *arguments, "--out", tmp_path / "other"
+    )
+
+    assert done.code == 0, done.err
+    contributions = pd.read_parquet(tmp_path / "out" / "contributions.parquet")
+    expected = pd.read_csv(home / "houses.csv").drop(columns="price").sum(axis=1)
+    assert np.abs(contributions["prediction"] - expected).max() < 1e-5
+    assert (refused.code, "--model" in refused.err) == (2, True)
+
+
+def test_contributions_of_more_than_one_to_a_probability_are_in_the_summary(
+    nobsp: Run, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    strong = rng.choice([-6.0, 6.0], 200)
+    table = pd.DataFrame({"a": strong + rng.normal(size=200), "b": -strong + rng.normal(size=200)})
+    table.assign(kind=(table.a + table.b > 0).astype(int)).to_csv(tmp_path / "r.csv", index=False)
+    (tmp_path / "made.py").write_text(
+        "import torch\nready = torch.nn.Linear(2, 1)\n"
+        "torch.nn.init.ones_(ready.weight)\ntorch.nn.init.zeros_(ready.bias)\n",
+        encoding="utf-8",
+    )
+
+    done = nobsp(
+        "explain",
+        *("--model", f"{tmp_path / 'made.py'}:ready", "--data", tmp_path / "r.csv"),
+        *("--target", "kind", "--probability", *FAST),
+        *("--out", tmp_path / "out", "--no-report", "--json"),
+    )
+
+    assert done.code == 0, done.err
+    assert "beyond_one" in {finding["code"] for finding in json.loads(done.out)["health"]}

@@ -72,13 +72,32 @@ def test_the_program_that_is_written_is_smaller_and_runs_on_any_batch(
 
     assert code == 0
     summary = json.loads(capsys.readouterr().out)
-    assert summary["layers"] == [{"name": "2", "kind": "units", "before": 16, "after": 8}]
+    assert summary["layers"] == [
+        {"name": "0", "read_by": "2", "kind": "units", "before": 16, "after": 8}
+    ]
+    assert list(summary["left_whole"]) == ["2"]
     assert summary["accuracy"] is not None
     assert summary["held_out_rows"] == 40
     program = torch.export.load(out)
     sizes = sorted(tensor.numel() for tensor in program.state_dict.values())
     assert sizes == [3, 8, 24, 32]
     assert program.module()(torch.zeros(7, 4)).shape == (7, 3)
+
+
+def test_what_lost_units_and_what_was_left_whole_is_printed(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = arguments(folder, tmp_path / "small.pt2")
+    asked[asked.index("--model") + 1] = f"{folder / 'nets.py'}:tied"
+
+    code = main(asked)
+
+    assert code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("inner: 8 of 16 units")]
+    whole = [line for line in lines if line.startswith("left whole: ")]
+    assert any("first" in line for line in whole)
+    assert any("last" in line for line in whole)
 
 
 def test_weights_alone_may_be_written_within_a_budget(folder: Path, tmp_path: Path) -> None:

@@ -219,12 +219,13 @@ def test_frames_have_one_line_per_row_and_columns_by_name():
     without = [
         "row",
         "predicted",
+        "suggested",
         "confidence",
         "purity_contributions",
         "purity_activations",
         "joint",
     ]
-    without += ["typicality", "error", "boundary", "outlier", "suggested", "reason"]
+    without += ["typicality", "error", "boundary", "outlier", "reason"]
     frame = found.to_frame().sort_index()
     assert list(frame.columns) == without
     assert len(frame) == len(found) == 50
@@ -232,13 +233,15 @@ def test_frames_have_one_line_per_row_and_columns_by_name():
     assert frame["outlier"].tolist() == found.outliers.tolist()
     assert set(frame["suggested"]) <= {"a", "b", "c"}
     labelled = audit(index).to_frame().sort_index()
-    cleanlab = ["is_label_issue", "label_score", "given_label", "predicted_label"]
+    # Each thing once: what was given, what the model says, what is suggested.
     assert list(labelled.columns) == [
-        *without[:2],
+        "row",
         "label",
-        *without[2:10],
-        *cleanlab,
-        *without[10:],
+        "predicted",
+        "suggested",
+        "is_label_issue",
+        "label_score",
+        *without[3:],
     ]
     assert labelled["row"].tolist() == list(range(150))
 

@@ -23,7 +23,7 @@ def test_labels_of_a_regression_that_are_off_are_suspected_with_what_they_should
     assert sum(found.expected_errors.values()) == pytest.approx(off.sum(), rel=0.5)
     frame = found.to_frame().sort_index()
     assert frame["is_label_issue"].tolist() == found.mislabels.tolist()
-    assert frame["predicted_label"].tolist() == found.suggested.tolist()
+    assert frame["suggested"].tolist() == found.suggested.tolist()
     row = int(np.flatnonzero(found.mislabels)[0])
     assert f"labelled {given[row]:.4g}" in found.reasons[row]
     assert "Audit(1500 rows" in repr(found)

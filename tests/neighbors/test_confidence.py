@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from nobsp import NObSPCam
 from nobsp.neighbors import ContributionIndex, audit
 from nobsp.neighbors.crossfit import fit_head, fit_heads
 from nobsp.neighbors.doubt import doubt_labels
+from tests.neighbors.audit_cases import same
 from tests.neighbors.cases import headed
 from tests.vision.networks import images as structured
 from tests.vision.networks import through_layers
@@ -103,14 +106,17 @@ def test_the_only_row_of_its_label_is_not_suspected() -> None:
     assert not found.mislabels[17]
 
 
-def test_layers_behind_the_map_are_audited_with_the_images_and_refused_without() -> None:
+def test_layers_behind_the_map_are_audited_without_the_images(tmp_path: Path) -> None:
     model, images = through_layers(channels=4), structured(40)
     labels = torch.arange(40).numpy() % 3
-    index = ContributionIndex(NObSPCam(model, coefficients="head").fit(images)).fit(images, labels)
+    cam = NObSPCam(model, coefficients="head").fit(images)
+    index = ContributionIndex(cam).fit(images[:30], labels[:30])
+    index.add(images[30:], labels[30:])
 
-    with pytest.raises(ValueError, match="pass the rows again"):
-        audit(index)
     found = audit(index, images, labels, exclude="self")
+    index.save(tmp_path / "index.nobsp")
+    for of_database in (audit(index), audit(ContributionIndex.load(tmp_path / "index.nobsp", cam))):
+        same(of_database, found)
 
     assert len(found) == 40
     assert not (found.by_activations.indices == np.arange(40)[:, None]).any()

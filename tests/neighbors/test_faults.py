@@ -60,8 +60,11 @@ def test_a_killed_process_leaves_every_addition_that_was_saved_and_no_half_ones(
         parts = [interrupted.rows(part) for part in range(before // step)]
         whole, labels = (np.concatenate(some) for some in zip(*parts, strict=True))
         hits = index.query(whole[::37], k=1)
-        assert np.array_equal(hits.indices[:, 0], np.arange(len(whole))[::37])
-        assert np.array_equal(hits.labels[:, 0], labels[::37])
+        is_found = hits.indices[:, 0] == np.arange(len(whole))[::37]
+        # Usearch is approximate, and its graph depends on when the process was killed.
+        least = 1.0 if folder.name == "exact" else 0.9
+        assert is_found.mean() >= least
+        assert np.array_equal(hits.labels[is_found, 0], labels[::37][is_found])
         assert len(index.add(*interrupted.rows(0))) == before + step
 
 

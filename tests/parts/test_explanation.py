@@ -267,6 +267,71 @@ def test_timm_transformers_are_followed_to_the_input() -> None:
     assert len(ex.parts) == 9
 
 
+class Scale(nn.Module):
+    """A weight for every channel, as LayerScale has it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class NumberedBlock(nn.Module):
+    """Sublayers whose last steps differ by a digit: scales as in DeiT III, or norms as in the second Swin."""
+
+    def __init__(self, last: type[nn.Module]) -> None:
+        super().__init__()
+        self.attention = Attention(8)
+        self.last1 = last(8)
+        self.mlp = nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
+        self.last2 = last(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.last1(self.attention(x))
+        return x + self.last2(self.mlp(x))
+
+
+class Added(nn.Module):
+    """A sublayer that adds itself to the stream, as in T5."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+def self_adding_block() -> nn.Module:
+    mlp = nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
+    return nn.Sequential(Added(Attention(8)), Added(mlp))
+
+
+@pytest.mark.parametrize(
+    ("block", "n_heads"),
+    [
+        (lambda: NumberedBlock(Scale), 2),
+        (lambda: NumberedBlock(nn.LayerNorm), 1),
+        (self_adding_block, 2),
+    ],
+    ids=["scales", "norms", "numbered sublayers"],
+)
+def test_sublayers_whose_names_differ_by_a_digit_are_of_one_block(
+    block: Callable[[], nn.Module], n_heads: int
+) -> None:
+    transformer = Transformer(last_norm=True)
+    transformer.blocks = nn.ModuleList([block(), block()])
+
+    ex = nobsp.explain_parts(drawn(transformer), rows(10, 3, 3))
+
+    attention = (", head 0", ", head 1") if n_heads == 2 else (", attention",)
+    inside = (*attention, ", MLP")
+    expected = [f"block {number}{name}" for number in range(2) for name in inside]
+    assert ex.feature_names == ("embedding", *expected)
+
+
 def test_without_a_last_norm_a_head_adds_its_slice_of_the_projection_times_the_readout() -> None:
     model = drawn(Transformer(last_norm=False))
     x = rows(12, 4, 3)
@@ -449,6 +514,19 @@ def test_a_circuit_of_two_heads_is_found_by_ablation() -> None:
     assert strong == {"embedding", "block 0, head 1", "block 1, head 0"}
     direct = np.abs(ex.values[..., 0]).mean(0)
     assert [ex.feature_names[p] for p in np.flatnonzero(direct > 1e-9)] == ["block 1, head 0"]
+
+
+def test_rounding_of_nearly_constant_outputs_is_no_large_residual() -> None:
+    model = drawn(Transformer(last_norm=True)).float()
+    with torch.no_grad():
+        model.head.weight.mul_(1e-6)
+        model.head.bias.fill_(1.0)
+
+    ex = nobsp.explain_parts(model, rows(20, 3, 3).float())
+
+    # Otherwise nothing is tested.
+    assert np.abs(ex.residual).mean() > 0.01 * np.abs(ex.predictions - ex.base_values).mean()
+    assert ex.findings == ()
 
 
 def test_a_stream_that_ends_early_says_where() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nobsp.parts.moments import RIDGES, LayerMoments
 from nobsp.parts.removal import RIDGE
-from tests.tolerances import COEFFICIENTS, assert_same_to_rounding
+from tests.tolerances import COEFFICIENTS, SINGLE, assert_same_to_rounding
 
 ROWS = 4000
 
@@ -93,3 +93,18 @@ def test_a_single_row_is_fitted_to_with_nothing_to_judge_by() -> None:
     moments.add(draw(1, 9, 4, seed=1), draw(1, 9, 2, seed=2))
 
     assert moments.take_over(torch.tensor([0, 2])).ridge == RIDGE
+
+
+def test_sums_of_half_precision_columns_are_not_rounded_to_it() -> None:
+    columns = draw(40, 5, 8).to(torch.bfloat16)
+    matrix = draw(8, 3, seed=1)
+    outputs = (columns.double() @ matrix).to(torch.bfloat16)
+    halves = LayerMoments(matrix, towards_whole=True)
+    doubles = LayerMoments(matrix, towards_whole=True)
+
+    halves.add(columns, outputs)
+    doubles.add(columns.double(), outputs.double())
+
+    assert_same_to_rounding(halves.gram.numpy(), doubles.gram.numpy(), within=SINGLE)
+    errors = [moments.total.centred_squares.numpy() for moments in (halves, doubles)]
+    assert_same_to_rounding(*errors, within=SINGLE)

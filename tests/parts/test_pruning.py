@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import nobsp
 from benchmarks.architectures import torchvision_models
 from nobsp.parts.attention import SplitAttention
+from nobsp.parts.pruning import find_groups
 from tests.parts.streams import Attention, drawn, rows, tokens
 from tests.parts.test_explanation import huggingface
 from tests.tolerances import SINGLE, assert_same_to_rounding
@@ -197,7 +198,8 @@ def test_heads_of_torchs_own_attention_go_and_untouched_layers_stay_what_they_we
     pruned = nobsp.prune(model, x, keep=0.5, protect=["0.layers.1.self_attn"])
 
     heads = [layer for layer in pruned.layers if layer.kind == "heads"]
-    assert [layer.name for layer in heads] == ["0.layers.0.self_attn.out_proj"]
+    assert [layer.name for layer in heads] == ["0.layers.0.self_attn"]
+    assert heads[0].read_by == "0.layers.0.self_attn.out_proj"
     assert (heads[0].before, heads[0].after) == (4, 2)
     assert isinstance(pruned.model[0].layers[1].self_attn, nn.MultiheadAttention)
     assert pruned.measured_change < 0.5
@@ -286,6 +288,18 @@ def test_a_budget_is_kept_and_spent_where_it_costs_least(budget_of: str) -> None
     assert after.get("2", 20) >= 17
 
 
+@pytest.mark.parametrize("budget", [0.02, 0.1, 0.3, 0.5])
+def test_a_budget_of_parameters_is_not_passed_while_parts_can_go(budget: float) -> None:
+    model = drawn(
+        nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    )
+
+    pruned = nobsp.prune(model, rows(600, 6), budget=budget, budget_of="parameters")
+
+    assert 0.5 * budget < pruned.parameters.ratio <= budget
+    assert "budget_missed" not in {finding.code for finding in pruned.findings}
+
+
 def test_labels_give_the_accuracy_before_and_after() -> None:
     model = doubled_units()
     x = rows(300, 5)
@@ -348,7 +362,67 @@ def test_a_layer_that_does_not_take_fewer_parts_stays_whole_and_says_so() -> Non
 
     assert pruned.layers == ()
     assert pruned.parameters.ratio == 1.0
-    assert "second" in {layer.name for layer in pruned.left_whole}
+    assert "first" in {layer.name for layer in pruned.left_whole}
+
+
+class Biased(nn.Module):
+    """A layer that reads constants makes a bias, as that of positions in the second Swin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.positions = nn.Linear(2, 6)
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.positions(torch.ones(1, 2, dtype=x.dtype))
+        return self.last((self.first(x) + bias).relu())
+
+
+def test_a_layer_that_does_not_read_the_input_is_not_said_to_make_the_outputs() -> None:
+    _, others = find_groups(drawn(Biased()), rows(2, 4))
+
+    reasons = dict(others)
+    assert reasons["positions"] != reasons["last"]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.LSTM(4, 6, batch_first=True)
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.memory(x)[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "named"),
+    [(Recurrent(), rows(20, 3, 4), "memory"), (nn.Linear(4, 2), rows(20, 4), "the model itself")],
+)
+def test_layers_that_stay_whole_are_named(model: nn.Module, x: Tensor, named: str) -> None:
+    with pytest.raises(ValueError, match=f"{named}: "):
+        nobsp.prune(drawn(model), x)
+
+
+def test_heads_that_share_keys_stay_and_say_so() -> None:
+    torchvision_models()
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=20,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        hidden_size=16,
+        intermediate_size=12,
+        pad_token_id=0,
+    )
+    model = drawn(transformers.LlamaForSequenceClassification(config))
+
+    pruned = nobsp.prune(model, tokens(20, 5))
+
+    reasons = {layer.name: layer.reason for layer in pruned.left_whole}
+    assert "share" in reasons["model.layers.0.self_attn.v_proj"]
 
 
 @pytest.mark.parametrize(
@@ -399,7 +473,7 @@ def test_layers_that_share_their_weights_stay_tied() -> None:
 
     pruned = nobsp.prune(Tied(), torch.randn(200, 6), keep=0.5)
 
-    assert [(layer.name, layer.after) for layer in pruned.layers] == [("last", 10)]
+    assert [(layer.name, layer.after) for layer in pruned.layers] == [("inner", 10)]
     small = pruned.model
     assert isinstance(small, Tied)
     assert small.same.weight is small.first.weight

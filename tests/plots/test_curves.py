@@ -5,6 +5,8 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.compose import make_column_transformer
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LinearRegression
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -332,3 +334,35 @@ def test_a_constant_column_is_drawn(table):
     ).fit(X)
     axes = plots.curves(explainer)
     assert len(axes) == 2
+
+
+def test_curves_of_a_pipeline_show_how_rows_lie_and_booleans_as_dots():
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame(
+        {
+            "age": np.where(rng.random(400) < 0.1, np.nan, rng.normal(40, 10, 400)),
+            "garden": rng.random(400) < 0.5,
+            "city": rng.choice(["oslo", "rome"], 400),
+        }
+    )
+    numbers = make_pipeline(SimpleImputer(), StandardScaler())
+    columns = make_column_transformer((numbers, ["age", "garden"]), (OneHotEncoder(), ["city"]))
+    target = X["age"].fillna(40) + X["garden"] + (X["city"] == "rome")
+    model = make_pipeline(columns, LinearRegression()).fit(X, target)
+    explainer = NObSP(model).fit(X)
+
+    sample = explainer.sample_
+    assert sorted(set(sample[:, 1])) == [0.0, 1.0]
+    assert set(sample[:, 2]) == {"oslo", "rome"}
+    ages = sample[:, 0].astype(float)
+    assert np.isin(ages, X["age"]).mean() > 0.8  # a gap that was filled in reads as what filled it
+
+    axes = plots.curves(explainer, "garden")
+    drawn = {
+        float(x)
+        for line in axes.get_lines()
+        if line.get_gid() == "function"
+        for x in line.get_xdata()
+    }
+    assert drawn == {0.0, 1.0}
+    assert with_gid(axes, "rows")

@@ -113,6 +113,9 @@ def test_two_categories_are_cells_with_numbers_and_the_empty_one_is_masked(mixed
     assert len(ax.texts) == 5
 
 
+@pytest.mark.filterwarnings(
+    "ignore::nobsp.tabular.health.ExplainedWorseWarning"
+)  # rows along one line
 def test_a_category_beside_a_number_is_a_stripe_per_level(mixed):
     X, explainer = mixed
     x, _, surface = surface_of(plots.interaction(explainer, ("age", "city"), data=X))

@@ -138,6 +138,17 @@ def test_no_more_rows_than_asked_for(cam, images):
     assert plots.cam_grid(cam(images), images, max_display=2).shape == (2, 3)
 
 
+def test_every_image_of_a_batch_is_drawn_and_those_that_are_not_are_counted(cam):
+    images = torch.rand(20, 3, 12, 16, generator=torch.Generator().manual_seed(1))
+    all_of_them = plots.cam_grid(cam(images[:16]), images[:16])
+    assert len(all_of_them) == 16
+    assert not all_of_them[0, 0].figure.get_supxlabel()
+
+    some_of_them = plots.cam_grid(cam(images), images)
+    assert len(some_of_them) == 16
+    assert "16 of 20" in some_of_them[0, 0].figure.get_supxlabel()
+
+
 def test_panels_may_be_the_callers(cam, images):
     _, given = plt.subplots(2, 2)
     grid = plots.cam_grid(cam(images[:2]), images[:2], kinds="signed", ax=given)

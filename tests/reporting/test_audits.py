@@ -176,6 +176,32 @@ def test_the_reason_is_in_sight_on_a_small_screen(show, found, tmp_path):
         assert box["x"] + box["width"] <= 1280
 
 
+def test_an_audit_alone_shows_the_images_that_are_passed(show, found, tmp_path):
+    brightness = np.linspace(0, 1, 14, dtype=np.float32)
+    images = np.broadcast_to(brightness[:, None, None, None], (14, 1, 8, 8))
+    page = show(report(found, tmp_path / "audit.html", images=images)).page
+    sources = page.locator("#audit-table img").evaluate_all("all => all.map(one => one.src)")
+    assert len(sources) == 4
+    assert len(set(sources)) == 4
+
+    # Some lines of an audit, with the images of all of it.
+    every = np.concatenate([np.zeros((100, 1, 8, 8), np.float32), images])
+    page = show(report(found, tmp_path / "some.html", images=every)).page
+    assert (
+        page.locator("#audit-table img").evaluate_all("all => all.map(one => one.src)") == sources
+    )
+
+
+@pytest.mark.parametrize("width", [1200, 900, 400])
+def test_the_table_of_an_audit_is_not_cut(show, found, tmp_path, width):
+    classes = ["great grey shrike", "red-backed shrike", "lesser grey shrike"]
+    files = [f"validation/shrikes/{row:06d}.jpeg" for row in range(14)]
+    page = show(report(found, tmp_path / "audit.html", class_names=classes, names=files)).page
+    page.set_viewport_size({"width": width, "height": 800})
+    hidden = page.locator("#audit .scroll").evaluate("box => box.scrollWidth - box.clientWidth")
+    assert hidden <= 0
+
+
 def test_an_audit_stands_beside_images_with_their_names(show, pictures, found, tmp_path):
     files = [f"photo {row}.png" for row in range(14)]
     opened = show(report(pictures.maps, tmp_path / "page.html", audit=found, names=files))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import sys
 import time
+import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from nobsp import NObSP
 from nobsp.reporting import report
 from nobsp.reporting import tables as tables_module
 from nobsp.reporting.packing import packed_column
+from nobsp.tabular.health import ExplainedWorseWarning
 from tests.processes import run_python
 
 MEGABYTES = 1e6
@@ -317,3 +321,24 @@ def test_a_page_without_labels_calls_both_classes_as_the_model_does(tmp_path):
     explainer = NObSP(LogisticRegression().fit(X, labels), interactions=0).fit(X)
     text = report(explainer(X), tmp_path / "page.html").read_text(encoding="utf-8")
     assert '["no","yes"]' in text
+
+
+def test_a_page_has_the_standard_error_of_its_headline_and_code_without_backticks(
+    tmp_path: Path,
+) -> None:
+    X = np.random.default_rng(0).normal(size=(200, 3))
+    explainer = NObSP(lambda rows: np.sin(3 * rows[:, 0]) * rows[:, 1] + rows[:, 2]).fit(X)
+    rows = X[:50].copy()
+    rows[:10, 0] = 99.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExplainedWorseWarning)
+        explanation = explainer(rows)
+
+    report(explanation, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+
+    assert "<code>outside</code>" in page
+    assert "<title>What the model has learned" in page
+    data = re.search(r'"standard_error":\[([^\]]+)\]', page)
+    assert data is not None
+    assert float(data[1]) == pytest.approx(explainer.health().scatter[0], rel=1e-3)

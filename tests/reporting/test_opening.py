@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+from sklearn.compose import make_column_transformer
+from sklearn.linear_model import LinearRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
 
+from nobsp import NObSP
+from nobsp.reporting import report
 from tests.reporting.names import NASTY, QUOTED, RTL
 
 # Colours behind and of every piece of text that can be seen, charts included, with its size.
@@ -258,3 +266,18 @@ def test_printing_draws_everything_on_white(show, mixed_page):
     assert page.locator("#whatif-account").is_visible()
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.get_attribute("html", "data-theme") == "dark"
+
+
+def test_every_level_of_a_category_has_its_name_below_its_bar(show, tmp_path):
+    jobs = ["private", "self-employed", "local government", "state government", "federal", "none"]
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"job": rng.choice(jobs, 300), "age": rng.integers(20, 60, 300)})
+    encoded = make_column_transformer((OneHotEncoder(), ["job"]), remainder="passthrough")
+    model = make_pipeline(encoded, LinearRegression()).fit(X, X["job"].str.len() + X["age"] / 10)
+    explainer = NObSP(model, interactions=0).fit(X)
+
+    page = show(report(explainer(X), tmp_path / "jobs.html")).page
+    drawn(page)
+    chart = page.locator("#curves .card", has_text="job")
+    chart.locator(".xtick text").first.wait_for()
+    assert chart.locator(".xtick text").count() == len(jobs)

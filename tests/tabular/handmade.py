@@ -29,7 +29,7 @@ def handmade(
     age = NumberAxis(0, np.array([18.0, 30.0, 30.000000000000004, 52.5, 90.1]))
     income = NumberAxis(1, np.array([-3.0, 0.1, 1e3, 1e5]), missing=True)
     city = LevelAxis((2,), cities, filled_in)
-    code = LevelAxis((3,), np.array([[0.0], [1.5], [7.0]]))
+    code = LevelAxis((3,), np.array([[0.0], [1.5], [7.0]]), filled_in)
     hot = LevelAxis((4, 5), np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
     coarse_age = NumberAxis(0, np.array([20.0, 40.0, 80.0]))
     coarse_income = NumberAxis(1, np.array([0.0, 0.3, 2e4]), missing=True)

@@ -16,7 +16,7 @@ import numpy as np
 import safetensors.torch
 
 from nobsp import Local, NObSP
-from nobsp.network.inputs import Summary
+from nobsp.network.columns import Summary
 from nobsp.published import Accumulator
 from tests.tabular.nets import net, table
 from tests.tabular.ranks import numbers

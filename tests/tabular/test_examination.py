@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from nobsp import NObSP
-from nobsp.tabular.examination import scatter_of_share
+from nobsp.tabular.examination import few_rows_findings, scatter_of_share
 from nobsp.tabular.health import ExplainedWorseWarning
 from tests.tolerances import assert_same_to_rounding
 
@@ -83,6 +83,27 @@ def test_few_rows_have_no_headline_or_a_note() -> None:
     assert "few_rows" in codes(two)
     assert "few_rows" in codes(sixty)
     assert "few_rows" not in codes(NObSP(network(3)).fit(rows))
+
+
+@pytest.mark.parametrize(
+    ("units", "features", "explained", "severity"),
+    [
+        (100, 10, 0.8, "warning"),
+        (100, 10, 0.95, "note"),
+        (100, 10, 1.0, None),
+        (150, 10, 0.8, "note"),
+        (200, 10, 0.8, None),
+        (60, 3, 1.0, "note"),
+        (100, 3, 0.5, None),
+    ],
+)
+def test_what_is_few_rows_depends_on_the_features_and_on_what_is_unexplained(
+    units: int, features: int, explained: float, severity: str | None
+) -> None:
+    findings = few_rows_findings(
+        5000, units, features=features, explained=explained, grouped=True, weighted=False
+    )
+    assert [finding.severity for finding in findings] == ([severity] if severity else [])
 
 
 def test_the_standard_error_counts_rows_that_belong_together_once() -> None:
@@ -222,13 +243,21 @@ def test_rows_explained_worse_than_the_headline_warn_once(drifted: Any) -> None:
     }
 
 
-def test_rows_whose_predictions_vary_less_are_no_warning() -> None:
+def test_rows_whose_predictions_vary_less_warn_as_well_and_are_told_from_larger_errors() -> None:
+    """R² promises too much there, whether the errors grew or the predictions' spread shrank."""
     generator = np.random.default_rng(0)
-    rows = generator.normal(size=(1000, 3))
-    explainer = NObSP(network(3), interactions=0).fit(rows)
-    alike = rows[0] + 0.02 * generator.normal(size=(100, 3))
-    findings = {finding.code: finding.severity for finding in explainer(alike).findings}
-    assert findings.get("fresh_rows", "note") == "note"
+
+    def model(rows: Any) -> Any:
+        return 2 * rows[:, 0] + rows[:, 1] * rows[:, 2]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        explainer = NObSP(model, interactions=0).fit(generator.normal(size=(1000, 3)))
+    narrower = generator.normal(size=(400, 3)) * [0.3, 1.0, 1.0]
+    with pytest.warns(ExplainedWorseWarning, match="vary less"):
+        explanation = explainer(narrower)
+    findings = {finding.code: finding.severity for finding in explanation.findings}
+    assert findings["fresh_rows"] == "warning"
 
 
 def test_rows_explained_better_than_the_headline_are_noted() -> None:
@@ -255,6 +284,66 @@ def test_a_feature_that_others_determine_is_named() -> None:
     named = [f.message for f in explainer.health().findings if f.code == "determined"]
     assert len(named) == 1
     assert "'c'" not in named[0]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        np.square,
+        np.abs,
+        lambda a: np.floor(a),
+        lambda a: np.digitize(a, np.quantile(a, np.arange(1, 10) / 10)),
+        lambda a: np.sin(2 * a),
+    ],
+)
+def test_a_feature_that_is_a_function_of_another_is_named(function: Any) -> None:
+    generator = np.random.default_rng(0)
+    a, b = generator.normal(size=(2, 600))
+    rows = np.stack([b, a, function(a).astype(float)], 1)
+    explainer = NObSP(lambda X: X.sum(1), interactions=0, features=["b", "a", "f"]).fit(rows)
+    named = {f.subject: f.message for f in explainer.health().findings if f.code == "determined"}
+    assert list(named) == ["f"]
+    assert "a" in named["f"]
+
+
+def test_the_season_follows_from_the_month_and_not_the_other_way_round() -> None:
+    generator = np.random.default_rng(0)
+    month = generator.integers(1, 13, 600)
+    season = np.array([2, 0, 3, 1])[(month % 12) // 3]
+    rows = np.stack([month, season, generator.normal(size=600)], 1).astype(float)
+    explainer = NObSP(lambda X: X.sum(1), interactions=0, features=["month", "season", "x"]).fit(
+        rows
+    )
+    named = [f.subject for f in explainer.health().findings if f.code == "determined"]
+    assert named == ["season"]
+
+
+def test_visits_of_a_patient_determine_nothing() -> None:
+    generator = np.random.default_rng(0)
+    bmi = generator.normal(25, 4, 80)
+    sex = generator.integers(0, 2, 80)
+    patient = np.repeat(np.arange(80), 10)
+    rows = np.stack([bmi[patient], sex[patient], generator.normal(size=800)], 1)
+    assert "determined" not in codes(
+        NObSP(lambda X: X.sum(1), interactions=0).fit(rows, groups=patient)
+    )
+    assert "determined" not in codes(NObSP(lambda X: X.sum(1), interactions=0).fit(rows))
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-4])
+def test_copies_of_rows_and_tight_clusters_determine_nothing(noise: float) -> None:
+    generator = np.random.default_rng(0)
+    centres = generator.normal(size=(120, 3))
+    rows = centres[generator.integers(0, 120, 1500)] + noise * generator.normal(size=(1500, 3))
+    assert "determined" not in codes(NObSP(network(3), interactions=0).fit(rows))
+
+
+@pytest.mark.parametrize("noise", [0.2, 0.5])
+def test_a_noisy_function_of_another_determines_nothing(noise: float) -> None:
+    generator = np.random.default_rng(0)
+    a, b = generator.normal(size=(2, 600))
+    rows = np.stack([a, a**2 / 2**0.5 + noise * b, b], 1)
+    assert "determined" not in codes(NObSP(lambda X: X[:, 0], interactions=0).fit(rows))
 
 
 def test_a_value_that_goes_along_with_a_level_is_named() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -83,3 +84,31 @@ def test_nothing_is_said_of_an_additive_function_of_independent_features() -> No
     explainer = NObSP(additive, features=list("abcd")).fit(correlated(1000, 0.0))
     assert not {"pair_left_out", "far_from_average"} & set(codes(explainer))
     assert all(max(term.from_average) < 0.02 for term in explainer.health().terms)
+
+
+@pytest.mark.parametrize("interactions", [0, 1])
+def test_what_was_limited_by_hand_is_named_as_the_reason(interactions: int) -> None:
+    X = np.random.default_rng(0).normal(size=(600, 4))
+
+    health = (
+        NObSP(lambda X: X[:, 0] * X[:, 1] + X[:, 2] * X[:, 3] + X[:, 0], interactions=interactions)
+        .fit(X)
+        .health()
+    )
+
+    by_code = {finding.code: finding.message for finding in health.findings}
+    assert f"interactions={interactions}" in by_code["low_share"]
+    if interactions:  # without any, pairs are not looked at
+        assert "interactions=1" in by_code["pair_left_out"]
+
+
+def test_a_warning_has_the_headline_or_says_which_other_share_it_has() -> None:
+    X = np.random.default_rng(0).normal(size=(600, 4))
+    explainer = NObSP(lambda X: X[:, 0] * X[:, 1] + X[:, 2] * X[:, 3] + X[:, 0], interactions=1)
+
+    health = explainer.fit(X).health()
+
+    warning = next(finding for finding in health.findings if finding.code == "low_share")
+    assert health.inside[0] < health.explained[0]
+    assert f"{health.inside[0]:.3f}" in warning.message
+    assert "range" in warning.message

@@ -594,8 +594,20 @@ def test_a_large_change_of_the_logits_still_adds_up_without_the_residual(ex):
     assert np.abs(made.residual).max() < 1e-9
 
 
+def test_contributions_of_more_than_one_to_a_probability_are_noted():
+    """Two strong terms that cancel: the slope in between is a quarter, and each of them is six."""
+    X = np.repeat([[6.0, -6.0], [-6.0, 6.0], [0.5, 0.5], [-0.5, -0.5]], 50, axis=0)
+    explanation = NObSP(lambda rows: rows.sum(1), interactions=0).fit(X)(X)
+    made = explanation.to_probability(link="sigmoid")
+    beyond = np.abs(made.values).max((1, 2)) > 1
+    assert [finding.code for finding in made.findings] == ["beyond_one"]
+    assert f"{int(beyond.sum())} rows of 200" in made.findings[0].message
+    assert made[~beyond].findings == ()
+    assert explanation.to_probability(link="exp").findings == ()
+
+
 def test_the_models_own_link_is_used_and_others_have_to_be_said(table, ex):
-    with pytest.raises(ValueError, match="link"):
+    with pytest.raises(ValueError, match=r"to_probability\(link="):
         ex.to_probability()
     net = nn.Sequential(small_net(), nn.Softmax(1))
     own = NObSP(net, interactions=0).fit(table)(table[:5])

@@ -22,6 +22,7 @@ from nobsp.tabular.grids import (
     last_answered,
     run_where_answered,
 )
+from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 
 Array = NDArray[np.float64]
 
@@ -265,3 +266,26 @@ def test_rows_with_missing_numbers_have_background_rows() -> None:
     rows[::2, 0] = torch.nan
 
     assert draw_rows(rows, 4).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda X: np.log(X[:, 0] + X[:, 1]) + X[:, 2],
+        lambda X: np.sqrt(X[:, 0] ** 2 + X[:, 1]) + X[:, 2],
+    ],
+)
+def test_functions_of_several_features_that_all_rows_can_have_are_tabulated(
+    model: Any, seed: int
+) -> None:
+    """Background rows are not shifted to where these have no answer beside low values of another feature."""
+    X = np.exp(np.random.default_rng(seed).normal(size=(600, 3)))
+    explainer = NObSP(model, interactions=0).fit(X)
+    explanation = explainer(X[:50])
+    assert np.isfinite(explanation.values).all()
+    assert_same_to_rounding(
+        explanation.base_values + explanation.values.sum(1) + explanation.residual,
+        explanation.predictions,
+        within=CONTRIBUTIONS,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ import torch
 from numpy.typing import NDArray
 
 from nobsp import NObSP
-from nobsp.tabular.grids import Costs, Meter, announce, announcement, plan_spending
+from nobsp.tabular import fit_together
+from nobsp.tabular.grids import (
+    Costs,
+    Meter,
+    announce,
+    announcement,
+    announcement_of_grids,
+    plan_spending,
+)
 from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 
 Array = NDArray[np.float64]
@@ -103,15 +112,40 @@ def test_the_time_of_a_row_is_that_of_the_fastest_call() -> None:
     counted = meter.count(represent)
     counted(torch.zeros(8, 1))
     at_first = meter.seconds_per_row
+    assert not meter.is_timed  # so few rows tell what a call takes, not a row
     counted(torch.zeros(80_000, 1))
+    assert meter.is_timed
     assert meter.spent == 80_008
     assert meter.seconds_per_row < at_first
 
 
 def test_only_long_calibrations_are_announced(caplog: pytest.LogCaptureFixture) -> None:
-    assert announcement(80_000, 1e-5) == ""
+    assert announcement(80_000, 80_000, 1e-5) == ""
+    assert announcement_of_grids(3, 80_000, 1e-5) == ""
     with caplog.at_level(logging.WARNING, logger="nobsp"):
-        announce(84_772, 0.020)
+        announce("")
+        announce(announcement(84_772, 300_000, 0.020))
+        announce(announcement_of_grids(3, 60_000, 0.020))
 
-    assert "28 minutes" in caplog.text
-    assert "84,772" in caplog.text
+    assert len(caplog.records) == 2
+    for words in ("28 minutes", "84,772", "100 minutes", "300,000", "20 minutes", "60,000"):
+        assert words in caplog.text
+
+
+@pytest.mark.parametrize("interactions", ["auto", 0, 2, [("x0", "x1")]])
+def test_what_is_announced_holds_what_is_spent(
+    monkeypatch: pytest.MonkeyPatch, interactions: Any
+) -> None:
+    """Within a factor of three: how far functions bend is not known before, nor is what triples take."""
+    said: list[float] = []
+
+    def listen(rows: float, most_rows: float, seconds_per_row: float) -> str:
+        assert seconds_per_row > 0
+        said.extend((rows, most_rows))
+        return ""
+
+    monkeypatch.setattr(fit_together, "announcement", listen)
+    model = Counted()
+    NObSP(model, interactions=interactions).fit(X)
+    least, most = said
+    assert least / 3 <= model.rows <= 3 * most

@@ -13,10 +13,10 @@ from sklearn.linear_model import LinearRegression
 from torch import nn
 
 from nobsp import NObSP
-from nobsp.network.inputs import SAMPLE_ROWS, Summary
+from nobsp.network.columns import SAMPLE_ROWS, Summary
 from nobsp.tabular.health import ExplainedWorseWarning
 from nobsp.tabular.setting import deal_folds, find_neighbourhoods, join_rows, sampled_positions
-from tests.tolerances import assert_same_to_rounding
+from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 
 CUSTOMERS = 60
 
@@ -40,6 +40,9 @@ def customers() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[
     return rows, member, generator.normal(size=(3000, 8))
 
 
+@pytest.mark.filterwarnings(
+    "ignore::nobsp.tabular.health.ExplainedWorseWarning"
+)  # by less than 0.1
 def test_repeated_rows_change_neither_headline_nor_functions_much() -> None:
     generator = np.random.default_rng(0)
     rows, fresh = generator.normal(size=(80, 8)), generator.normal(size=(3000, 8))
@@ -104,6 +107,9 @@ def test_names_of_groups_may_be_words() -> None:
     assert_same_to_rounding(by_word.explained_, by_number.explained_)
 
 
+@pytest.mark.filterwarnings(
+    "ignore::nobsp.tabular.health.ExplainedWorseWarning"
+)  # by less than 0.12
 def test_weights_and_groups_go_together(customers: Any) -> None:
     rows, member, fresh = customers
     weight = np.where(member % 2 == 0, 1.0, 2.0)
@@ -188,3 +194,34 @@ def test_neighbourhoods_keep_tight_clusters_whole(customers: Any) -> None:
     codes = find_neighbourhoods(torch.from_numpy(rows), generator=np.random.default_rng(0))
     whole = [len(set(codes[member == customer])) == 1 for customer in range(CUSTOMERS)]
     assert np.mean(whole) > 0.8
+
+
+def test_health_says_how_many_groups_were_held_out_together() -> None:
+    rows = np.random.default_rng(0).normal(size=(200, 2))
+    explainer = NObSP(lambda X: X.sum(1)).fit(rows, groups=np.arange(200) // 4)
+
+    notes = {finding.code: finding for finding in explainer.health().findings}
+
+    assert "50 groups" in notes["groups"].message
+    assert notes["groups"].severity == "note"
+    assert "groups" not in {f.code for f in NObSP(lambda X: X.sum(1)).fit(rows).health().findings}
+
+
+def test_the_column_that_named_groups_may_stay_in_rows_that_are_explained() -> None:
+    generator = np.random.default_rng(0)
+    table = pd.DataFrame(generator.normal(size=(300, 3)), columns=["a", "b", "c"])
+    with_customers = table.assign(customer=np.arange(300) // 3)[["customer", "c", "a", "b"]]
+
+    explainer = NObSP(network(3), interactions=0).fit(with_customers, groups="customer")
+    with_column = explainer(with_customers[:100])
+    without = explainer(with_customers[:100].drop(columns="customer"))
+
+    assert_same_to_rounding(with_column.values, without.values, within=CONTRIBUTIONS)
+    assert list(with_column.data.columns) == ["c", "a", "b"]
+    alone = with_customers.drop(columns="customer")
+    assert explainer.score(with_customers) == pytest.approx(explainer.score(alone))
+    codes = [finding.code for finding in explainer.health(with_customers).findings]
+    assert codes == [finding.code for finding in explainer.health(alone).findings]
+    assert explainer.check_shape("a", "increasing", with_customers).n_rows == len(with_customers)
+    with pytest.raises(ValueError, match="clerk"):
+        explainer(with_customers.assign(clerk=1.0))

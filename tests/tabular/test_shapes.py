@@ -305,3 +305,82 @@ def test_bounds_hold_where_rows_come_in_groups(product):
         check = explainer.check_shape("a", "increasing", X, groups=groups)
         held += check.bound >= share
     assert held >= 38
+
+
+def between_whole_numbers(X: np.ndarray) -> np.ndarray:
+    """Rises from whole number to whole number, and falls in between."""
+    numbers = np.asarray(X, dtype=np.float64)
+    dips = np.sin(np.pi * numbers[:, :2]) ** 2
+    result: np.ndarray = numbers.sum(1) - 3.0 * dips.sum(1)
+    return result
+
+
+@pytest.mark.parametrize(("feature", "n_values"), [("bedrooms", 6), ("garden", 2)])
+def test_whole_numbers_and_booleans_are_asked_at_their_values_only(
+    feature: str, n_values: int
+) -> None:
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame(
+        {
+            "bedrooms": rng.integers(1, 7, 300),
+            "garden": rng.random(300) < 0.5,
+            "size": rng.normal(size=300),
+        }
+    )
+    explainer = nobsp.NObSP(between_whole_numbers).fit(X)
+
+    rising = explainer.check_shape(feature, "increasing", X)
+    falling = explainer.check_shape(feature, "decreasing", X)
+
+    assert rising.holds
+    assert (rising.n_values, rising.exact) == (n_values, True)
+    assert falling.rate == 1.0
+    assert falling.counterexamples is not None
+    assert falling.counterexamples.dtypes.equals(X.dtypes)
+
+
+def test_many_whole_numbers_are_asked_at_some_of_them() -> None:
+    X = np.random.default_rng(0).integers(0, 5000, (300, 2)).astype(np.float64)
+    explainer = nobsp.NObSP(between_whole_numbers, features=["a", "b"]).fit(X)
+
+    check = explainer.check_shape("a", "increasing", X)
+
+    assert check.holds
+    assert not check.exact
+
+
+def test_a_range_without_two_whole_numbers_is_refused() -> None:
+    X = np.random.default_rng(0).integers(0, 2, (300, 2)).astype(np.float64)
+    explainer = nobsp.NObSP(between_whole_numbers, features=["a", "b"]).fit(X)
+
+    with pytest.raises(ValueError, match="within"):
+        explainer.check_shape("a", "increasing", X, within=(0.2, 0.8))
+
+
+def test_amounts_that_end_at_whole_numbers_are_asked_between_them():
+    """Rows that lie at the ends of a clipped amount do not make it a count."""
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(600, 2))
+    rows[:, 0] = np.clip(0.5 + 0.6 * rows[:, 0], 0, 1)
+
+    def model(X):
+        return X[:, 0] - 3 * np.exp(-(((X[:, 0] - 0.5) / 0.1) ** 2)) + 0.1 * X[:, 1]
+
+    explainer = nobsp.NObSP(model, interactions=0).fit(rows)
+    at_ends = rows[(rows[:, 0] == 0) | (rows[:, 0] == 1)]
+    check = explainer.check_shape("x0", "increasing", at_ends)
+    assert not check.exact
+    assert check.n_broken == len(at_ends)
+
+
+def test_counts_stay_counts_in_a_file_without_rows(tmp_path):
+    generator = np.random.default_rng(0)
+    rows = np.stack([generator.integers(0, 6, 400), generator.normal(size=400)], 1)
+
+    def model(X):
+        return X[:, 0] ** 2 + X[:, 1]
+
+    nobsp.NObSP(model, interactions=0).fit(rows).save(tmp_path / "counts.nobsp")
+    loaded = nobsp.NObSP.load(tmp_path / "counts.nobsp", model)
+    assert loaded.check_shape("x0", "increasing", rows).exact
+    assert not loaded.check_shape("x1", "increasing", rows).exact

@@ -421,8 +421,43 @@ def test_an_unseen_level_is_flagged_and_leaves_the_other_rows_alone(explainer, p
     assert "outside" in {finding.code for finding in explainer.health(spoilt).findings}
 
 
-def test_the_function_of_an_unseen_level_is_the_mean(explainer):
-    assert explainer.function("city")(["rome", "paris"])[1] == 0.0
+def test_the_function_of_an_unseen_level_is_that_of_the_account(explainer, people):
+    rows = people[:2].assign(city=["rome", "paris"])
+    account = explainer(rows)[:, ("city",)].values[:, 0, 0]
+    assert account[1] != 0.0
+    assert_same_to_rounding(explainer["city"](["rome", "paris"]), account, within=CONTRIBUTIONS)
+
+
+def test_the_function_of_a_level_that_the_model_refuses_is_an_error(explainer):
+    with pytest.raises(ValueError, match="grade"):
+        explainer["grade"](["medium"])
+
+
+def test_functions_without_their_model_warn_of_an_unseen_level(explainer):
+    with pytest.warns(UserWarning, match="'paris'"):
+        values = explainer.compile()["city"](["rome", "paris"])
+    assert values[1] == 0.0
+
+
+def test_functions_know_what_the_pipeline_fills_in_for_a_missing_code(people, answers):
+    """Codes, and flags, that are one-hot encoded after the most frequent one was filled in."""
+    rng = np.random.default_rng(1)
+    flag = np.where(rng.random(len(people)) < 0.1, None, rng.random(len(people)) < 0.7)
+    rows = people[["age", "code"]].assign(flag=flag.astype(object))
+    rows["code"] = rows["code"].where(rng.random(len(rows)) > 0.1)
+    rows["flag"] = rows["flag"].astype("boolean").astype("float")
+    codes = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder())
+    steps = [("numbers", SimpleImputer(), ["age"]), ("codes", codes, ["code", "flag"])]
+    model = trained(make_pipeline(ColumnTransformer(steps), network()), rows, answers)
+
+    explainer = NObSP(model).fit(rows)
+    explanation = explainer(rows)
+    alone = explainer.compile()(rows)
+
+    assert not explanation.outside.any()
+    np.testing.assert_array_equal(alone.outside, explanation.outside)
+    assert_same_to_rounding(alone.values, explanation.values, within=CONTRIBUTIONS)
+    assert explainer["flag"]([np.nan]) == explainer["flag"]([1.0])
 
 
 def test_words_where_numbers_stood_are_an_error(explainer):

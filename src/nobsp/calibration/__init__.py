@@ -1,4 +1,4 @@
-"""Anything that is added up over rows, and the engines that do it: here, on the ranks of a group, or on Ray."""
+"""Whatever is added up over rows, and the engines for it: here, on a group's ranks, or on Ray."""
 
 from nobsp.calibration.distributed import Ranks
 from nobsp.calibration.local import Local, Run, State, choose_engine

@@ -21,7 +21,7 @@ VERSION = 3
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """A pass over the rows: what was added up so far, how far it has come, and a fingerprint of all rows so far."""
+    """A pass over the rows: the sums so far, how far it has come, and a fingerprint of its rows."""
 
     state: Any
     rows: int = 0
@@ -50,7 +50,10 @@ class Contents:
 
 
 class Checkpoint:
-    """Keeps a calibration in a file, written every so many seconds and whenever something was decided."""
+    """Keeps a calibration in a file, written at intervals and whenever something is decided.
+
+    The interval is in seconds.
+    """
 
     def __init__(self, path: Path, every: float, classes: Iterable[type]) -> None:
         self.path = path
@@ -86,8 +89,8 @@ class Checkpoint:
     def refuse(self, reason: str) -> ValueError:
         """The error for a file that cannot be used."""
         return ValueError(
-            f"checkpoint {str(self.path)!r} cannot be resumed: {reason.rstrip('.')}; remove it to start anew, or pass "
-            "another path."
+            f"checkpoint {str(self.path)!r} cannot be resumed: {reason.rstrip('.')}; remove it to "
+            "start anew, or pass another path."
         )
 
     def write(self, *, if_due: bool = False) -> None:
@@ -99,7 +102,7 @@ class Checkpoint:
 
 
 class Tracker:
-    """Follows one pass over the rows: skips those that its checkpoint holds, and keeps what is added."""
+    """Follows one pass over the rows: skips those in its checkpoint, and keeps what is added."""
 
     def __init__(self, checkpoint: Checkpoint, name: str, state: Any) -> None:
         self._checkpoint = checkpoint
@@ -140,7 +143,10 @@ class Tracker:
 
     def _require_held(self, same: bool) -> None:
         if not same and self._held is not None:
-            now = "the first ones of the data as it is read now, or it has another number of rows (is it shuffled?)"
+            now = (
+                "the first ones of the data as it is read now, or it has another number of rows "
+                "(is it shuffled?)"
+            )
             raise self._checkpoint.refuse(f"it holds {self._held.rows} rows that are not {now}")
 
 

@@ -67,7 +67,8 @@ class Ranks(Local):
         dist = initialised()
         if dist is None:
             raise ValueError(
-                "engine is Ranks, but torch.distributed.init_process_group was not called; call it first."
+                "engine is Ranks, but torch.distributed.init_process_group was not called; call it "
+                "first."
             )
         if dist.get_world_size(self.group) == 1:
             with super().start(classes) as alone:
@@ -153,7 +154,7 @@ class RankRun(Run):
         return value
 
     def require_same(self, shared: dict[str, Any], own: dict[str, Any] | None = None) -> None:
-        """An error where ranks differ in what they share, or this is not what the checkpoint holds."""
+        """An error where ranks differ in what they share, or this differs from the checkpoint."""
         first, *others = self.gather(shared)
         for rank, theirs in enumerate(others, start=1):
             for name, value in theirs.items():

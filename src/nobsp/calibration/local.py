@@ -58,7 +58,9 @@ class Local:
         >>> _ = torch.manual_seed(0)
         >>> from torch.nn import Linear, ReLU, Sequential
         >>> model = Sequential(Linear(3, 8), ReLU(), Linear(8, 1))
-        >>> engine = nobsp.Local(checkpoint=tempfile.mkdtemp() + "/under-way", every=300, memory="1GiB")
+        >>> engine = nobsp.Local(
+        ...     checkpoint=tempfile.mkdtemp() + "/under-way", every=300, memory="1GiB"
+        ... )
         >>> nobsp.NObSP(model, interactions=0).fit(torch.randn(100, 3), engine=engine).terms_
         (('x0',), ('x1',), ('x2',))
     """
@@ -172,14 +174,19 @@ class Run:
         return model
 
     def require_same(self, shared: dict[str, Any], own: dict[str, Any] | None = None) -> None:
-        """An error where this is not the calibration in the checkpoint, or other processes are at another one."""
+        """An error where this is not the calibration in the checkpoint.
+
+        An engine of several processes also raises one where another process is at a different
+        calibration.
+        """
         if self.checkpoint is not None:
             self.checkpoint.require_same({**shared, **(own or {})})
 
     def _poll(self) -> None:
         """Is called after every batch."""
 
-    def _combine(self, state: S, tracker: Tracker | None) -> S:  # noqa: ARG002 - of use to several processes
+    # of use to several processes
+    def _combine(self, state: S, tracker: Tracker | None) -> S:  # noqa: ARG002
         return state
 
     def _recall(self, name: str | None) -> tuple[str, Any] | None:
@@ -219,7 +226,8 @@ def choose_engine(engine: Local | None, X: TableLike) -> Local:
         return RayCluster() if is_ray(X) else Local()
     if not isinstance(engine, Local):
         raise TypeError(
-            f"engine must be nobsp.Local(), Ranks(), RayCluster() or None, found {type(engine).__name__}."
+            "engine must be nobsp.Local(), Ranks(), RayCluster() or None, found "
+            f"{type(engine).__name__}."
         )
     return engine
 

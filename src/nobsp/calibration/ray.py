@@ -23,17 +23,18 @@ _MOST_JOINS = 8
 # Bytes of a batch, which a worker holds, and batches of a dataset that is small.
 _MOST_BYTES = 128 << 20
 _MANY_BATCHES = 256
-# Rows whose states are sent at a time: sending them takes about as long as adding up a few thousand rows.
+# Rows whose states are sent at a time: sending them takes about as long as adding up a few thousand
+# rows.
 MOST_ROWS = 1 << 16
 _COLUMN = "part"
 
 
 class RayCluster(Local):
-    """Calibrates in the workers of a Ray cluster; the default where the data is a `ray.data.Dataset`.
+    """Calibrates in the workers of a Ray cluster; the default for data in a `ray.data.Dataset`.
 
-    Its workers read and add up the rows, and load the model once; only sums come back, in the order of the rows.
-    Workers that die are replaced. The calibration is the one that this process would reach, but for rounding and the
-    sample of rows past 16,384.
+    Its workers read and add up the rows, and load the model once; only sums come back, in the order
+    of the rows. Workers that die are replaced. The calibration is the one that this process would
+    reach, but for rounding and the sample of rows past 16,384.
 
     Args:
         memory: As in `nobsp.Local`, of each worker.
@@ -48,7 +49,8 @@ class RayCluster(Local):
         super().__init__(memory=memory)
 
     @contextmanager
-    def start(self, classes: Iterable[type] = ()) -> Iterator[RayRun]:  # noqa: ARG002 - as other engines are started
+    # as other engines are started
+    def start(self, classes: Iterable[type] = ()) -> Iterator[RayRun]:  # noqa: ARG002
         """Begins a calibration."""
         yield RayRun(None, self.memory)
 
@@ -69,7 +71,10 @@ class RayRows:
 
     @property
     def at_once(self) -> int:
-        """Rows of which one part is made and sent; it depends on the data alone, for the same sums on any cluster."""
+        """How many rows are made into one part and sent at once.
+
+        It depends on the data alone, so that sums are the same on any cluster.
+        """
         rows = min(self.most_rows, _MOST_BYTES // max(self.row_bytes, 1))
         rows = rows if self.rows is None else min(rows, self.rows // _MANY_BATCHES)
         return max(rows // self.batch_size, 1) * self.batch_size
@@ -88,14 +93,20 @@ class RayRun(Run):
         progress: bool = False,
         **_: Any,
     ) -> S:
-        """What all `RayRows` come to, in their order, whichever part is done first; `model` is what `share` gave."""
+        """The sum over all `RayRows`, in their order, whichever part is done first.
+
+        `model` is what `share` gave.
+        """
         import ray
 
         reference, device = model or (None, None)
         read = source.read
 
         def make() -> Callable[[Any], S]:
-            """What adds the batches of a block to an empty state, in a worker, with the model where it is to run."""
+            """A function that adds the batches of a block to an empty state.
+
+            It is made in a worker, with the model on the device where it is to run.
+            """
             here = nullcontext if reference is None else ray.get(reference).moved().running
 
             def add(block: Any) -> S:
@@ -161,8 +172,8 @@ def send(held: Any, what: str) -> Any:
     except (TypeError, AttributeError, RuntimeError, ValueError) as failure:
         reason = str(failure.__cause__ or failure).strip().splitlines()[0].rstrip(":.")
         raise TypeError(
-            f"{what} cannot be sent to Ray's workers ({reason}); leave out of it what belongs to this process alone, "
-            "such as open files, locks and generators."
+            f"{what} cannot be sent to Ray's workers ({reason}); leave out of it what belongs to "
+            "this process alone, such as open files, locks and generators."
         ) from failure
 
 
@@ -218,7 +229,8 @@ def _joined(blocks: Iterator[Any]) -> Any:
 
     # Without a processor of its own: the workers whose parts it joins may have them all.
     task = ray.remote(num_cpus=0)(_join_tables)
-    # `levels[k]` holds what stands for 8^k blocks each: the last digits of a sum depend on the number of blocks alone.
+    # `levels[k]` holds what stands for 8^k blocks each: the last digits of a sum depend on the
+    # number of blocks alone.
     levels: list[list[Any]] = []
     under_way: list[Any] = []
     for block in blocks:
@@ -244,7 +256,10 @@ def _joined(blocks: Iterator[Any]) -> Any:
 
 @contextmanager
 def _as_here(dataset: Any, *, progress: bool) -> Iterator[None]:
-    """Blocks in the order of the dataset, and workers' errors as they would be here; settings come back."""
+    """Blocks in the dataset's order, and workers' errors as they would be raised here.
+
+    The settings of the dataset are restored afterwards.
+    """
     from ray.exceptions import RayTaskError
 
     context = dataset.context

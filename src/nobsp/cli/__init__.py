@@ -1,4 +1,8 @@
-"""The command line: `nobsp explain`, `compare`, `check`, `cam`, `audit`, `prune`, `export`, `predict` and others."""
+"""The command line, `nobsp`, and its commands.
+
+They are `nobsp explain`, `compare`, `check`, `cam`, `audit`, `prune`, `export`, `predict` and
+others.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +76,10 @@ _EXAMPLES = """\
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command, given by what comes after `nobsp` (the process's own arguments when None); the exit code."""
+    """Runs the command given by what comes after `nobsp`, and returns the exit code.
+
+    Where `argv` is None, the process's own arguments are used.
+    """
     console = Console()
     try:
         with _terminate_cleanly():
@@ -124,7 +131,8 @@ class _Terminal(Terminal):
 def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
     app = App(
         name="nobsp",
-        help="Explain what a trained model has learned, as functions of its features or as maps of its images.",
+        help="Explain what a trained model has learned, as functions of its features or as "
+        "maps of its images.",
         help_epilogue=_EXAMPLES,
         help_format="markdown",
         version=f"nobsp {__version__}",
@@ -170,7 +178,10 @@ def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
 
 @contextmanager
 def _terminate_cleanly() -> Iterator[None]:
-    """SIGTERM ends the process as an exception does, so that files are cleaned up; the handler is restored."""
+    """Makes SIGTERM end the process as an exception does, so that files are cleaned up.
+
+    The former handler is restored afterwards.
+    """
     main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED)) if main_thread else None
     try:
@@ -201,8 +212,8 @@ def demo(
 ) -> None:
     """Try it on data that is included.
 
-    Trains small networks on known functions, breast cancer cells and handwritten digits, explains and audits them, and
-    writes a page for each. Takes about a minute.
+    Trains small networks on known functions, breast cancer cells and handwritten digits, explains
+    and audits them, and writes a page for each. Takes about a minute.
     """
     require_report()
     from nobsp import demo as room

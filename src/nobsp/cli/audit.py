@@ -51,14 +51,17 @@ class AuditOptions:
     """What to compare with what."""
 
     calibrate: Path | None = None
-    """Rows (with their --target) or images to compare with (default: the others of those audited)."""
+    """Rows (with their --target) or images to compare with (default: the others of those audited).
+    """
     labels: Path | None = None
-    """Table of labels, in place of --target or folders: a column of classes or values, or a column of 0 and 1 for each
-    class where there may be several. A line for each row; of images, the first column is their names in the folder."""
+    """Table of labels, in place of --target or folders: a column of classes or values, or a column
+    of 0 and 1 for each class where there may be several. A line for each row; of images, the first
+    column is their names in the folder."""
     coefficients: Literal["head", "calibrated"] | None = None
     """Of images: the head's own weights (default), or found by the paper's Algorithm 1."""
     classes: options.Names = None
-    """The label of every class in the model's order, if labels are neither numbers from 0 nor output names."""
+    """The label of every class in the model's order, if labels are neither numbers from 0 nor
+    output names."""
     neighbours: Annotated[int, options.POSITIVE] = 8
     """How many neighbours to compare with."""
     precision: float = 0.8
@@ -70,11 +73,14 @@ class AuditOptions:
     influence: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 4
     """How many rows that speak for a prediction, and how many against it, to show; 0 for none."""
     apply: Path | None = None
-    """Decisions saved from the report (CSV or JSON): writes the table, or the list of images, after them; no --model
-    is needed."""
+    """Decisions saved from the report (CSV or JSON): writes the table, or the list of images, after
+    them; no --model is needed."""
 
     def name_classes(self, labels: ArrayLike) -> AuditOptions:
-        """The same with several classes called as the columns of their labels, where they have no other names."""
+        """The same options, with several classes named after the columns of their labels.
+
+        Names that the caller gave the classes are kept.
+        """
         names = options.split_names(self.classes) or [str(name) for name in labels.columns]
         return self if labels.shape[1] == 1 else dataclasses.replace(self, classes=names)
 
@@ -97,14 +103,15 @@ def audit(
 ) -> None:
     """Find likely errors, wrong labels and outliers.
 
-    Finds rows, or images, that deserve a second look: likely errors of the model, likely wrong labels, cases on the
-    boundary, and outliers, by comparing the evidence behind each prediction with that behind its neighbours'. Give a
-    table with --data and --target (classes, or values of a regression), --images with one folder per class, or either
-    with a table of --labels. The folder of --out gets **audit.csv** (every row with its findings, most suspicious
-    first), **influence.csv** (for those flagged, the rows without which the prediction would change most, where a
-    linear head was trained on them) and **report.html** (the cases with their neighbours), where one ticks what to
-    keep, relabel or drop and saves it. With --apply, that file is applied: --out gets **cleaned.csv** and
-    **changes.csv**, a log.
+    Finds rows, or images, that deserve a second look: likely errors of the model, likely wrong
+    labels, cases on the boundary, and outliers, by comparing the evidence behind each prediction
+    with that behind its neighbours'. Give a table with --data and --target (classes, or values of a
+    regression), --images with one folder per class, or either with a table of --labels. The folder
+    of --out gets **audit.csv** (every row with its findings, most suspicious first),
+    **influence.csv** (for those flagged, the rows without which the prediction would change most,
+    where a linear head was trained on them) and **report.html** (the cases with their neighbours),
+    where one ticks what to keep, relabel or drop and saves it. With --apply, that file is applied:
+    --out gets **cleaned.csv** and **changes.csv**, a log.
     """
     subject = _subject_of(table, images, method)
     if method.apply is not None:
@@ -172,7 +179,10 @@ class Audited:
     warning: str | None = None
 
     def find_influence(self, shown: Audit, k: int) -> tuple[Influence | None, str | None]:
-        """Rows that speak for the predictions shown, and against them; None, and why, where they cannot be known."""
+        """Rows that speak for and against the predictions shown; None, and why, if not known.
+
+        Where `k` is 0, there are neither rows nor a reason.
+        """
         if k == 0:
             return None, None
         try:
@@ -268,7 +278,8 @@ def _subject_of(
         )
     if table is not None and (table.target is None) == (method.labels is None):
         raise UsageError(
-            "--data needs --target, the column with the true classes or values, or a table of --labels."
+            "--data needs --target, the column with the true classes or values, or a table of "
+            "--labels."
         )
     return subject
 
@@ -281,13 +292,7 @@ def _audit_images(
     console: Console,
 ) -> Audited:
     pictures, database = cam.find_images(images, method.calibrate, model)
-    if method.labels is not None:
-        tables = [_label_table(method.labels, ones.names) for ones in (database, pictures)]
-        labels = [_read_labels(label, method.labels, "--labels") for label in tables]
-        method = method.name_classes(tables[0])
-    else:
-        cam.require_folders(pictures, database, "an audit needs one folder per class, or --labels")
-        labels = [np.array(ones.labels) for ones in (database, pictures)]
+    labels, method = _labels_of_images(pictures, database, method)
     method.check(len(database) - (pictures is database))
     link = "sigmoid" if labels[0].ndim == 2 else None
     network = cam.prepare_network(model, loaded, database, console)
@@ -295,9 +300,7 @@ def _audit_images(
         model, *network, database, console, coefficients=method.coefficients, link=link
     )
     audit_of_images, index = _compare(explainer, model, method, database, pictures, labels, console)
-    warning = None
-    if method.labels is None:
-        warning = _check_order(pictures, audit_of_images, method)
+    warning = _check_order(pictures, audit_of_images, method)
     console.warn(warning)
 
     def take(shown: Audit) -> Any:
@@ -330,9 +333,21 @@ def _audit_images(
     )
 
 
+def _labels_of_images(
+    pictures: Pictures, database: Pictures, method: AuditOptions
+) -> tuple[list[AnyArray], AuditOptions]:
+    """Labels of the database and of the audited images, and the options with their classes."""
+    if method.labels is None:
+        cam.require_folders(pictures, database, "an audit needs one folder per class, or --labels")
+        return [np.array(part.labels) for part in (database, pictures)], method
+    tables = [_label_table(method.labels, part.names) for part in (database, pictures)]
+    labels = [_read_labels(label, method.labels, "--labels") for label in tables]
+    return labels, method.name_classes(tables[0])
+
+
 def _check_order(pictures: Pictures, audit_of_images: Audit, method: AuditOptions) -> str | None:
-    """A warning where the names of classes seem to be in another order than the model's outputs."""
-    if audit_of_images.by_contributions.classes is None:
+    """A warning where folders, as classes, seem to be in another order than the model's outputs."""
+    if method.labels is not None or audit_of_images.by_contributions.classes is None:
         return None
     classes = [str(label) for label in audit_of_images.by_contributions.classes]
     predicted = [str(label) for label in audit_of_images.predicted]
@@ -357,7 +372,11 @@ def _read_labels(columns: Any, path: Path, option: str) -> AnyArray:
 
 
 def _label_table(path: Path, rows: int | Sequence[str]) -> Any:
-    """The columns of --labels for so many rows; for images, whose names in the folder are in the first column."""
+    """The columns of --labels, one line per row, or one per image named in the first column.
+
+    The names of images are those in their folder. An error is raised where lines do not match the
+    rows or images.
+    """
     frame = read_frame(path, option="--labels")
     if isinstance(rows, int):
         if len(frame) != rows:
@@ -467,7 +486,10 @@ def _describe(summary: Mapping[str, Any]) -> list[str]:
     if summary["influence_gradient"] is not None:
         lines.append("What speaks for and against what was flagged is in influence.csv.")
     if summary["influence_refused"] is not None:
-        lines.append(f"There is no influence.csv: {summary['influence_refused']}")
+        lines.append(
+            "Which training rows speak for a prediction (influence.csv) is not written, as it is "
+            f"not known for this model: {summary['influence_refused']} The audit does not need it."
+        )
     return lines
 
 
@@ -560,7 +582,8 @@ def _find_change(decision: dict[str, Any], data: _LabelledRows, path: Path | Non
     decided_on = _as_label(decision.get("given_label", before), are_numbers)
     if decided_on != before:
         raise UsageError(
-            f"{which} was labelled {decided_on!r}, and is {before!r} now; the decisions are on other data."
+            f"{which} was labelled {decided_on!r}, and is {before!r} now; the decisions are on "
+            "other data."
         )
     after = _as_label(decision.get("new_label", before), are_numbers)
     if decision["decision"] == "relabel" and after is None:
@@ -622,7 +645,10 @@ def _image_rows(images: ImageOptions) -> _LabelledRows:
 
 
 def _as_label(written: Any, numbers: bool) -> Any:
-    """A label as its column has it; None for what is no number. Of several classes the page writes True and False."""
+    """A label as its column has it; None where it should be a number and is not.
+
+    Where rows may have several classes, the page writes True and False, which become 1 and 0.
+    """
     if not numbers:
         return written
     try:

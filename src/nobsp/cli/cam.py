@@ -1,4 +1,4 @@
-"""`nobsp cam` and `nobsp confusions`: a network and a folder of images in, maps of the evidence out."""
+"""`nobsp cam` and `nobsp confusions`: from a network and a folder of images to evidence maps."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ if TYPE_CHECKING:
 FILES = ("maps", "predictions.csv", "explainer.nobsp", "report.html")
 CONFUSION_FILES = ("confusions.csv", "report.html")
 _IN_REPORT = 60
-# Of each of two classes that are confused so many neighbours are shown, looked for among so many nearest images.
+# Of each of two classes that are confused so many neighbours are shown, looked for among so many
+# nearest images.
 _NEIGHBOURS = 3
 _SEARCHED = 500
 _EXAMPLE_IMAGES = 4
 # Classes shown per image in a report.
 CLASSES_SHOWN = 3
-# Another order of the names is suggested where most predictions agree with it, and many more than with this one.
+# Another order of the names is suggested where most predictions agree with it, and many more than
+# with this one.
 _MOST = 0.5
 _MANY_MORE = 0.3
 
@@ -64,7 +66,8 @@ class MapOptions:
         Literal["contrast", "account", "positive", "negative", "signed"] | None,
         Parameter(name="--map"),
     ] = None
-    """Show the account against the other classes (default), of the logit, or the paper's maps for, against, both."""
+    """Show the account against the other classes (default), of the logit, or the paper's maps for,
+    against, both."""
     layer: str | None = None
     """Layer whose map to show (default: the last one that counts)."""
     coefficients: Literal["head", "calibrated"] | None = None
@@ -72,7 +75,8 @@ class MapOptions:
     link: Literal["softmax", "sigmoid"] | None = None
     """sigmoid where images may have several classes (default: as found)."""
     points: Annotated[int | None, POSITIVE] = None
-    """Points of the integral through the layers behind the map; 8 make numbers add up (default: as many as needed)."""
+    """Points of the integral through the layers behind the map; 8 make numbers add up (default: as
+    many as needed)."""
     thorough: Flag = False
     """Lay the thorough map over the images in maps/: slow, 50 forward passes an image."""
     removal: Flag = False
@@ -89,10 +93,10 @@ def cam(
 ) -> None:
     """Show where a network sees evidence in images.
 
-    Shows where in each image a network sees evidence for a class, and against it. The folder of --out gets
-    **report.html** (images with their maps), **maps/** (every image with its map laid over it), **predictions.csv**
-    (what was predicted, how surely, and what the map leaves unexplained) and **explainer.nobsp** (the calibration, for
-    `nobsp.NObSPCam.load`).
+    Shows where in each image a network sees evidence for a class, and against it. The folder of
+    --out gets **report.html** (images with their maps), **maps/** (every image with its map laid
+    over it), **predictions.csv** (what was predicted, how surely, and what the map leaves
+    unexplained) and **explainer.nobsp** (the calibration, for `nobsp.NObSPCam.load`).
     """
     with output.write(FILES) as folder, model.limit_threads(None):
         pictures, others = find_images(images, maps.calibrate, model)
@@ -106,6 +110,8 @@ def cam(
         chosen = {"target": target, "against": against}
         options_of_map = ("layer", "coefficients", "kind", "link", "points")
         choices = {name: getattr(maps, name) for name in options_of_map}
+        if maps.removal:
+            _require_removal(model, network, others, layer=maps.layer)
         explainer = fit_cam(model, network, names, others, console, **choices)
         console.step(f"making maps of {count(len(pictures), 'image')}")
         (folder / "maps").mkdir()
@@ -141,6 +147,29 @@ def _require_one_map(maps: MapOptions) -> None:
         )
 
 
+def _require_removal(
+    model: ModelOptions, network: Any, others: Pictures, *, layer: str | None
+) -> None:
+    """A usage error where places cannot be removed one by one.
+
+    It is found with a few images, before the work on all of them.
+    """
+    from nobsp import NObSPCam
+
+    some = others.batch(range(min(_EXAMPLE_IMAGES, len(others))))
+    explainer = NObSPCam(network, head=model.head, layer=layer, device=model.device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # few images have findings of their own
+        explainer.fit(some)
+    try:
+        explainer.removal(some[:1])
+    except ValueError as refusal:
+        raise UsageError(
+            f"--removal is for networks whose logits are a sum over places, which is not so here "
+            f"(map of {explainer.layer_!r}); leave it out."
+        ) from refusal
+
+
 def _name_broken(broken: Sequence[Path]) -> str | None:
     """Which files were left out, in words."""
     if not broken:
@@ -156,7 +185,8 @@ class ConfusionOptions:
     """Which confusions."""
 
     calibrate: Path | None = None
-    """Images to calibrate on and to take neighbours from, one folder per class (default: those of --images)."""
+    """Images to calibrate on and to take neighbours from, one folder per class (default: those of
+    --images)."""
     pairs: Annotated[int, POSITIVE] = 10
     """Most pairs of classes, the most frequent first."""
     examples: Annotated[int, POSITIVE] = 4
@@ -175,9 +205,10 @@ def confusions(
 ) -> None:
     """Show which classes a network confuses, and why.
 
-    Counts which class is taken for which, with one folder of --images per class, and shows for each such pair where the
-    network sees the wrong class rather than the right one, beside the nearest images of both. The folder of --out gets
-    **confusions.csv** (pairs, counts and the channels that decide) and **report.html**.
+    Counts which class is taken for which, with one folder of --images per class, and shows for each
+    such pair where the network sees the wrong class rather than the right one, beside the nearest
+    images of both. The folder of --out gets **confusions.csv** (pairs, counts and the channels that
+    decide) and **report.html**.
     """
     from nobsp import confusions as find_confusions
 
@@ -233,7 +264,10 @@ def _write_confusions(
     others: Pictures,
     title: str,
 ) -> None:
-    """A page of the examples, each with the nearest images of its own class and of that it was taken for."""
+    """Writes a page of the examples, each with the nearest images of two classes.
+
+    The classes are the example's own and the one that it was taken for.
+    """
     from nobsp import ContributionIndex
     from nobsp.reporting import report
 
@@ -270,7 +304,8 @@ def _write_confusions(
         confused,
         path,
         title=title,
-        about=f"{pairs}. Orange speaks for the class that was predicted and blue for the true one. Neighbours: "
+        about=f"{pairs}. Orange speaks for the class that was predicted and blue for the true "
+        "one. Neighbours: "
         "the nearest images of both.",
         explainer=explainer,
         images=pictures.shown(confused.images),
@@ -280,7 +315,10 @@ def _write_confusions(
 
 
 def show_neighbours(others: Pictures, **neighbours: Neighbors | Influence | None) -> dict[str, Any]:
-    """What was found of other images, with these, for a report: only these are read again, and numbered."""
+    """What was found of other images, together with these images, for a report.
+
+    Only the images found are read again, and they are numbered anew.
+    """
     known = {name: hits for name, hits in neighbours.items() if hits is not None}
     near = np.unique(np.concatenate([hits.indices.ravel() for hits in known.values()]))
     gallery = others.chosen(near.tolist())
@@ -316,7 +354,10 @@ def find_images(
 def prepare_network(
     model: ModelOptions, loaded: Loaded, images: Pictures, console: Console
 ) -> tuple[Any, list[str]]:
-    """The network, run once on the first images, and its classes, named after the folders if there are as many."""
+    """The network, run once on the first images, and the names of its classes.
+
+    Classes are named after the folders if there are as many of these.
+    """
     from torch import nn
 
     from nobsp.network.guest import device_and_dtype, evaluation_mode
@@ -415,7 +456,10 @@ def check_order(
 def suggest_order(
     confusion: Any, names: Sequence[str], option: str = "--output-names"
 ) -> str | None:
-    """What to pass, where far more predictions agree with another assignment of folders to classes."""
+    """What to pass if far more predictions agree with another order of folders; None otherwise.
+
+    The order is the assignment of folders to classes.
+    """
     from scipy.optimize import linear_sum_assignment
 
     folders, classes = linear_sum_assignment(confusion, maximize=True)
@@ -425,15 +469,18 @@ def suggest_order(
         return None
     order = shlex.join(names[folder] for _, folder in sorted(zip(classes, folders, strict=True)))
     return (
-        f"{now:.1%} of the predictions agree with the folders, but {then:.1%} would if the classes were named in "
-        f"another order; if that is how the model was trained, pass {option} {order}"
+        f"{now:.1%} of the predictions agree with the folders, but {then:.1%} would if the classes "
+        f"were named in another order; if that is how the model was trained, pass {option} {order}"
     )
 
 
 def _explain(
     explainer: NObSPCam, images: Tensor, chosen: Mapping[str, Any], most: int
 ) -> ActivationMaps:
-    """Maps for the class asked about, or the likeliest ones: of these, not the one they are compared with."""
+    """Maps for the class asked about, or else for the likeliest classes.
+
+    The class that they are compared with is not among the likeliest.
+    """
     names = list(explainer.output_names_)
     target = chosen["target"]
     against = chosen["against"]

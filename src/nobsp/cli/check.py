@@ -1,4 +1,4 @@
-"""`nobsp check`: does a model rise, bend or stay as it should along a feature? Asked of the model."""
+"""`nobsp check`: asks a model whether it rises, bends or stays as it should along a feature."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class ShapeOptions:
     shape: Shape
     """What the model should do along them."""
     tolerance: float | None = None
-    """What may deviate, in units of the output (default: a ten-thousandth of the predictions' spread); for bounded, by
-    how much the feature may move a prediction."""
+    """What may deviate, in units of the output (default: a ten-thousandth of the predictions'
+    spread); for bounded, by how much the feature may move a prediction."""
     within: Numbers = None
     """Range of the feature, two numbers (default: the calibrated range)."""
     output: str | None = None
@@ -70,13 +70,15 @@ def check(
 ) -> None:
     """Check a shape on the model itself.
 
-    Follows every row's own line through a feature and tells the share of rows that break the shape, with a bound, and
-    how much at worst. The folder of --out gets **report.html** and **counterexamples.csv**: rows to feed to the model.
+    Follows every row's own line through a feature and tells the share of rows that break the shape,
+    with a bound, and how much at worst. The folder of --out gets **report.html** and
+    **counterexamples.csv**: rows to feed to the model.
     """
     within = _range(shape.within)
     if shape.shape == "bounded" and shape.tolerance is None:
         raise UsageError(
-            "--shape bounded needs --tolerance: by how much the feature alone may move a prediction."
+            "--shape bounded needs --tolerance: by how much the feature alone may move a "
+            "prediction."
         )
     with output.write(FILES) as folder, model.limit_threads(1):
         console.step(f"reading {table.data}")
@@ -129,7 +131,7 @@ def _range(numbers: Sequence[float] | None) -> tuple[float, float] | None:
 
 
 def _counterexamples(checks: Sequence[ShapeCheck]) -> dict[str, list[Any]]:
-    """The rows to feed to the model, with what was checked, what it predicts, and how large the break is."""
+    """Rows to feed to the model, with what was checked, its predictions and sizes of breaks."""
     columns: dict[str, list[Any]] = {"checked": [], "prediction": [], "break": []}
     for answer in checks:
         if answer.counterexamples is None:
@@ -182,8 +184,8 @@ def _describe(summary: Mapping[str, Any]) -> list[str]:
             verdict = f"holds on all {answer['rows']:,} rows tried"
         else:
             verdict = (
-                f"broken by {answer['broken']:,} of {answer['rows']:,} rows, by {answer['worst']:.4g} "
-                "at worst"
+                f"broken by {answer['broken']:,} of {answer['rows']:,} rows, by "
+                f"{answer['worst']:.4g} at worst"
             )
         if answer["draws"] < answer["rows"]:
             verdict += f", worth {answer['draws']:,.0f} independent ones"

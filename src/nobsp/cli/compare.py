@@ -23,6 +23,7 @@ from nobsp.cli.options import (
     UsageError,
     split_names,
 )
+from nobsp.deprecation import USUAL_CONFIDENCE, Usual
 
 if TYPE_CHECKING:
     from nobsp import Comparison, NObSP
@@ -48,12 +49,13 @@ class AgainstOptions:
     """Model to compare --model with, named in the same ways."""
     names: Names = None
     """What the two are called, such as before after (default: names of the files or models)."""
-    confidence: float = 0.9
+    confidence: float = USUAL_CONFIDENCE
     """Share of intervals that hold what they are about."""
     level: Annotated[float | None, Parameter(show=False)] = None
     """Former name of --confidence."""
     least_change: Annotated[float, Parameter()] = 0.005
-    """Of two models, the change of a function that is not claimed yet, as a share of the predictions' spread."""
+    """Of two models, the change of a function that is not claimed yet, as a share of the
+    predictions' spread."""
 
 
 def compare(
@@ -67,10 +69,11 @@ def compare(
 ) -> None:
     """Compare two tables, two models, or both.
 
-    With --against, what makes the mean prediction for the rows of --data differ from that for other rows; with
-    --against-model, which functions differ between two models; with both, change of rows, of functions and of both. The
-    folder of --out gets **comparison.csv** (every term's part with its interval) and **report.html**. Functions are
-    calibrated on --calibrate, or on all rows that are compared.
+    With --against, what makes the mean prediction for the rows of --data differ from that for other
+    rows; with --against-model, which functions differ between two models; with both, change of
+    rows, of functions and of both. The folder of --out gets **comparison.csv** (every term's part
+    with its interval) and **report.html**. Functions are calibrated on --calibrate, or on all rows
+    that are compared.
     """
     if against.against is None and against.against_model is None:
         raise UsageError("name what to compare with: --against rows.csv, --against-model, or both.")
@@ -78,11 +81,7 @@ def compare(
         raise UsageError("--reference complement has no intervals; leave it out to compare.")
     from nobsp.comparison import compare as compare_accounts
 
-    confidence = against.confidence
-    if against.level is not None:
-        console.warn("--level is now --confidence; the former name goes away with nobsp 1.0.")
-        confidence = against.level
-
+    confidence = _confidence(against, console)
     with output.write(FILES) as folder, model.limit_threads(1):
         console.step(f"reading {table.data}")
         loaded = load_model(model)
@@ -114,18 +113,35 @@ def compare(
             confidence=confidence,
             least_change=against.least_change,
         )
-        frame = comparison.to_frame()
-        write_csv(folder / "comparison.csv", {str(name): list(frame[name]) for name in frame})
-        if output.report:
-            from nobsp.reporting import report
-
-            about = _describe_subject(against, loaded, other_loaded, first, second)
-            report(comparison, folder / "report.html", title=output.title, about=about)
+        about = _describe_subject(against, loaded, other_loaded, first, second)
+        _write_files(comparison, folder, output, about=about)
     console.show(_summarise(output, comparison), _describe)
 
 
+def _confidence(against: AgainstOptions, console: Console) -> float:
+    """The confidence asked for, under its present name or its former one."""
+    if against.level is None:
+        return against.confidence
+    if not isinstance(against.confidence, Usual):
+        raise UsageError("--level is the former name of --confidence; pass --confidence alone.")
+    console.warn("--level is now --confidence; the former name goes away with nobsp 1.0.")
+    return against.level
+
+
+def _write_files(
+    comparison: Comparison, folder: Path, output: OutputOptions, *, about: str
+) -> None:
+    """The table of every term's part, and the page."""
+    frame = comparison.to_frame()
+    write_csv(folder / "comparison.csv", {str(name): list(frame[name]) for name in frame})
+    if output.report:
+        from nobsp.reporting import report
+
+        report(comparison, folder / "report.html", title=output.title, about=about)
+
+
 def _same_interactions(method: MethodOptions, explainer: NObSP) -> dict[str, Any]:
-    """Options that fit the interactions which another explainer has, so that functions are compared like with like."""
+    """Options for the same interactions as another explainer has, so that like meets like."""
     interactions = [term for term in explainer.terms_ if len(term) > 1]
     return {**method.for_explainer(), "interactions": interactions or 0}
 
@@ -150,7 +166,10 @@ def _read(path: Path, options: TableOptions, loaded: Loaded, *, option: str) -> 
 
 
 def _read_compared(path: Path, options: TableOptions, loaded: Loaded, *, option: str) -> Data:
-    """The rows of a file that are compared, refused before anything is calibrated where they are too few."""
+    """The rows of a file that are to be compared.
+
+    Too few of them are an error before anything is calibrated.
+    """
     data = _read(path, options, loaded, option=option)
     if len(data.rows) < FEWEST_ROWS:
         raise UsageError(f"{option} {path} has one row; a comparison needs two or more.")

@@ -12,9 +12,8 @@ import numpy as np
 from cyclopts import Parameter
 from numpy.typing import NDArray
 
-from nobsp._typing import AnyArray, ArrayLike
+from nobsp._typing import AnyArray, ArrayLike, FloatArray
 from nobsp.arguments import count, free_name, suggest
-from nobsp.base import sort_findings
 from nobsp.cli.grouping import group_columns
 from nobsp.cli.inputs import (
     Data,
@@ -38,6 +37,7 @@ from nobsp.cli.options import (
 if TYPE_CHECKING:
     from nobsp import Functions, NObSP
     from nobsp.tabular import Explanation
+    from nobsp.tabular.health import Health
 
 FILES = ("contributions.parquet", "curves.csv", "explainer.nobsp", "report.html")
 # Rows with which exported programs are made modules.
@@ -64,8 +64,8 @@ class MethodOptions:
     ridge: str = "auto"
     """Regularisation: auto, chosen on held-out rows, or a number."""
     probability: bool = False
-    """Of the probability instead of the logit: contributions in contributions.parquet (a page has a switch for it),
-    gaps that are compared, shapes that are checked."""
+    """Of the probability instead of the logit: contributions in contributions.parquet (a page has a
+    switch for it), gaps that are compared, shapes that are checked."""
 
     def for_explainer(self) -> dict[str, Any]:
         """Arguments of `NObSP`."""
@@ -75,7 +75,8 @@ class MethodOptions:
             interactions = "auto" if passed[0] == "auto" else int(passed[0])
         elif not all(len(pair) > 1 and all(pair) for pair in interactions):
             raise UsageError(
-                f"--interactions {' '.join(passed)}: write auto, a number, or pairs such as age:income."
+                f"--interactions {' '.join(passed)}: write auto, a number, or pairs such as "
+                "age:income."
             )
         try:
             ridge = "auto" if self.ridge == "auto" else float(self.ridge)
@@ -100,10 +101,11 @@ def explain(
 ) -> None:
     """Explain a model on a table.
 
-    Finds what each feature, and each interaction that matters, adds to every prediction. The folder of --out gets
-    **report.html** (everything to look at, with what-if sliders; works offline), **contributions.parquet** (base, every
-    term, residual and prediction, per row and output), **curves.csv** (every feature's average effect with its band)
-    and **explainer.nobsp** (the calibration without its rows, for `nobsp.NObSP.load`).
+    Finds what each feature, and each interaction that matters, adds to every prediction. The folder
+    of --out gets **report.html** (everything to look at, with what-if sliders; works offline),
+    **contributions.parquet** (base, every term, residual and prediction, per row and output),
+    **curves.csv** (every feature's average effect with its band) and **explainer.nobsp** (the
+    calibration without its rows, for `nobsp.NObSP.load`).
     """
     from nobsp.tabular.health import ExplainedWorseWarning
 
@@ -112,24 +114,23 @@ def explain(
         console.step(f"reading {table.data}")
         loaded = load_model(model)
         rows, others = read_tables(table, method.calibrate, loaded)
-        columns = list(rows.rows.columns)
-        features = list(group_columns(columns, others.features) or columns)
-        pairs = choices["interactions"] if isinstance(choices["interactions"], list) else []
-        for name in (name for pair in pairs for name in pair if name not in features):
-            raise UsageError(
-                f"--interactions: there is no feature {name!r}; {suggest(name, features)}"
-            )
+        _require_features(choices["interactions"], rows, others)
+
         explainer = fit_explainer(model, table, loaded, others, console, **choices)
         console.step(f"explaining {count(len(rows.rows), 'row')}")
         with warnings.catch_warnings():
             # The summary and the page have it among their findings.
             warnings.simplefilter("ignore", ExplainedWorseWarning)
             explanation = explainer(rows.rows, progress=console.progress)
+
         summary = _summarise(output, rows, others, explainer, explanation)
         console.warn(summary["predicts"] and summary["predicts"]["warning"])
         account = (
             _probabilities(explanation, summary["predicts"]) if method.probability else explanation
         )
+        if method.probability:
+            summary["health"] += [asdict(finding) for finding in account.findings]
+
         write_contributions(folder / "contributions.parquet", account)
         curves = explainer.curves()
         write_csv(folder / "curves.csv", {str(name): list(curves[name]) for name in curves})
@@ -151,6 +152,15 @@ def explain(
                 explainer=explainer,
             )
     console.show(summary, _describe)
+
+
+def _require_features(interactions: Any, rows: Data, others: Data) -> None:
+    """A usage error where an interaction names a feature that is not there."""
+    columns = list(rows.rows.columns)
+    features = list(group_columns(columns, others.features) or columns)
+    pairs = interactions if isinstance(interactions, list) else []
+    for name in (name for pair in pairs for name in pair if name not in features):
+        raise UsageError(f"--interactions: there is no feature {name!r}; {suggest(name, features)}")
 
 
 def read_tables(
@@ -224,9 +234,10 @@ def fit_explainer(
 
 
 def write_contributions(path: Path, explanation: Explanation) -> None:
-    """One line per row and output: base, every term, residual, prediction, and whether it lies outside the range.
+    """One line per row and output: base, terms, residual, prediction, and whether out of range.
 
-    `far` marks rows whose single values are in range but whose combination is far from all calibration rows.
+    `far` marks rows whose single values are in range but whose combination is far from all
+    calibration rows.
     """
     import pyarrow as pa
     import pyarrow.parquet
@@ -257,10 +268,11 @@ def score_predictions(
     output_names: Sequence[str],
     link: str,
 ) -> dict[str, Any]:
-    """Compares outputs with a column: R² where it holds numbers, accuracy where it holds classes, else neither.
+    """Compares outputs with a column: R² for numbers, accuracy for classes, otherwise neither.
 
-    A single output is a logit where a sigmoid follows, or where the column takes two values; a network may also have
-    been trained to give the two values themselves, so that the better of both counts.
+    A single output is a logit where a sigmoid follows, or where the column takes two values; a
+    network may also have been trained to give the two values themselves, so that the better of both
+    counts.
     """
     known = labels.notna().to_numpy() & np.isfinite(logits).all(1)
     column = _Column.of(labels[known].to_numpy(), target)
@@ -317,7 +329,10 @@ class _Score(NamedTuple):
 def _compare_outputs(
     logits: NDArray[np.float64], column: _Column, names: Sequence[str]
 ) -> list[_Comparison]:
-    """Several outputs: classes by name or number, or the value of the output that is called like the column."""
+    """Compares several outputs: as classes by name or number, or the one named like the column.
+
+    The output that is called like the column is compared by its value.
+    """
     numbers = [str(number) for number in range(len(names))]
     likeliest = logits.argmax(1)
     if column.classes <= set(names):
@@ -377,19 +392,23 @@ def _score(comparison: _Comparison) -> _Score | None:
 
 
 def _probabilities(explanation: Explanation, predicts: Mapping[str, Any] | None) -> Explanation:
-    """The account of probabilities, by the model's own link, else by the usual one where the target holds classes."""
+    """The account of probabilities, by the model's own link.
+
+    Where the model has none, the usual link is taken if the target holds classes.
+    """
     link = explanation.explainer.link
     classes = predicts is not None and predicts["measure"] == "accuracy"
     if link == "identity" and not classes:
         raise UsageError(
-            "--probability: the model applies no softmax, sigmoid or exp, and --target names no classes."
+            "--probability: the model applies no softmax, sigmoid or exp, and --target names no "
+            "classes."
         )
     usual = "softmax" if len(explanation.output_names) > 1 else "sigmoid"
     return explanation.to_probability(link=usual if link == "identity" else None)
 
 
 def _as_text(value: Any) -> str:
-    """A label as names are written: class 1 is "1", also where a gap has made the column fractional."""
+    """A label as names are written: class 1 is "1", also if gaps made the column fractional."""
     whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
     return str(int(value)) if whole else str(value)
 
@@ -400,7 +419,10 @@ def _describe_score(score_of: Mapping[str, Any] | None) -> str:
     if score_of["warning"]:
         return f"Warning: {score_of['warning']}"
     if score_of["measure"] is None:
-        return f"Predictions cannot be compared with {score_of['target']}: its values are neither outputs nor classes."
+        return (
+            f"Predictions cannot be compared with {score_of['target']}: its values are neither "
+            "outputs nor classes."
+        )
     score = (
         f"R² {score_of['value']:.3g}"
         if score_of["measure"] == "r2"
@@ -412,31 +434,21 @@ def _describe_score(score_of: Mapping[str, Any] | None) -> str:
 def _summarise(
     output: OutputOptions, data: Data, calibration: Data, explainer: NObSP, explanation: Explanation
 ) -> dict[str, Any]:
-    from nobsp.reporting.packing import known  # JSON has no nan
-    from nobsp.tabular.health import outside_finding
+    from nobsp.tabular.health import outside_finding, sort_findings
 
     state = explainer.health()
     findings = [*state.findings, *explanation.findings]
     outside_range = outside_finding(explanation.outside, explanation.feature_names)
     if outside_range is not None:
         findings.append(outside_range)
-    numbers: dict[str, Any] = {
-        "explained": state.explained,
-        "inside": state.inside,
-        "ridge": explainer.ridge_,
-    }
-    if state.scatter:
-        numbers["standard_error"] = state.scatter
-    if any(finding.code == "clusters" for finding in findings):
-        numbers["neighbourhoods"] = state.neighbourhoods
-    if calibration is not data:
-        numbers["explained_here"] = explanation.explained()
-
+    has_clusters = any(finding.code == "clusters" for finding in findings)
     names = explainer.output_names_
-    shares = [
-        dict(zip(numbers, parts, strict=True))
-        for parts in zip(*map(known, numbers.values()), strict=True)
-    ]
+    shares = _shares_of_outputs(
+        state,
+        ridge=explainer.ridge_,
+        neighbourhoods=state.neighbourhoods if has_clusters else None,
+        explained_here=None if calibration is data else explanation.explained(),
+    )
     predicts = None
     if data.target is not None:
         predicts = score_predictions(
@@ -461,6 +473,26 @@ def _summarise(
         "health": [asdict(finding) for finding in sort_findings(findings)],
         "files": output.paths(FILES),
     }
+
+
+def _shares_of_outputs(
+    state: Health, *, ridge: FloatArray, neighbourhoods: Any, explained_here: FloatArray | None
+) -> list[dict[str, Any]]:
+    """What is known of how well every output is described; numbers that are None are left out."""
+    from nobsp.reporting.packing import known  # JSON has no nan
+
+    numbers = {
+        "explained": state.explained,
+        "inside": state.inside,
+        "ridge": ridge,
+        "standard_error": state.scatter or None,
+        "neighbourhoods": neighbourhoods,
+        "explained_here": explained_here,
+    }
+    told = {name: known(values) for name, values in numbers.items() if values is not None}
+    return [
+        dict(zip(told, of_output, strict=True)) for of_output in zip(*told.values(), strict=True)
+    ]
 
 
 def _strongest(functions: Functions) -> list[dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""`nobsp export` and `nobsp predict`: functions from a file, in another language or on a table; no model is needed."""
+"""`nobsp export` and `nobsp predict`: functions from a file, with no model needed.
+
+They are written in another language, or evaluated on a table.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,9 @@ def export(
 ) -> None:
     """Write functions in another language.
 
-    Takes a file of functions, or the explainer.nobsp that `nobsp explain` writes, and writes predictions, probabilities
-    and contributions as an ONNX model, one SQL statement, a JavaScript module or a workbook.
+    Takes a file of functions, or the explainer.nobsp that `nobsp explain` writes, and writes
+    predictions, probabilities and contributions as an ONNX model, one SQL statement, a JavaScript
+    module or a workbook.
 
     Args:
         functions: File of functions, or of an explainer.
@@ -125,7 +129,10 @@ def _text_levels(functions: Functions) -> dict[int, tuple[Any, ...]]:
 
 
 def _warn_of_unseen(functions: Functions, frame: Any, console: Console) -> None:
-    """Says of which categories not one value is known: the column is another one, or is written in another way."""
+    """Warns of categorical features of which the table has not one known value.
+
+    The column is then another one, or is written in another way.
+    """
     from nobsp.tabular.lookup import LevelAxis, read_columns
 
     columns, _ = read_columns(functions, frame)
@@ -138,7 +145,8 @@ def _warn_of_unseen(functions: Functions, frame: Any, console: Console) -> None:
             feature = functions.features[table.features[0]]
             example = f", such as {feature.labels[0]!r}" if feature.labels else ""
             console.warn(
-                f"no value of {feature.name!r} in --data is a level that the functions know{example}."
+                f"no value of {feature.name!r} in --data is a level that the functions "
+                f"know{example}."
             )
 
 

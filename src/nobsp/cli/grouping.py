@@ -1,4 +1,7 @@
-"""What --groups means: columns that are one feature, or the column that says which rows belong together."""
+"""What --groups means: columns that are one feature, or the column that groups rows.
+
+Rows with the same value in that column belong together.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from nobsp.arguments import suggest
 from nobsp.cli.options import UsageError, require_path
 
 _FORMS = (
-    "write the name of one column for rows that belong together; for columns that are one feature write "
+    "write the name of one column for rows that belong together; for columns that are one "
+    "feature write "
     'name=column,column, or name a JSON file with {"name": ["column", "column"]}.'
 )
 
@@ -33,7 +37,7 @@ def read_grouping(
     table: Path,
     is_calibrated_on: bool = True,
 ) -> Grouping:
-    """Sorts the words of --groups by the columns of a table; words that could mean two things are an error.
+    """Sorts the words of --groups by the columns of a table; ambiguous words are an error.
 
     Only the table to calibrate on must have the column that groups rows.
     """
@@ -74,14 +78,15 @@ def _require_one_meaning(column: str, table: Path) -> None:
         other = "a file"
     if other is not None:
         raise UsageError(
-            f"--groups {column}: this is a column of {table} and could also be {other}; rename one of them."
+            f"--groups {column}: this is a column of {table} and could also be {other}; rename one "
+            "of them."
         )
 
 
 def group_columns(
     columns: Sequence[str], features: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]] | None:
-    """Columns put together under a name, and every other column by itself; None where none are put together."""
+    """Columns grouped under a name, every other column by itself; None where none are grouped."""
     if not features:
         return None
 
@@ -102,7 +107,8 @@ def group_columns(
     for column in columns:
         if column not in owner and column in features:
             raise UsageError(
-                f"--groups: {column!r} is also a column that is not in the group; choose another name."
+                f"--groups: {column!r} is also a column that is not in the group; choose another "
+                "name."
             )
         grouped.setdefault(owner.get(column, column), []).append(column)
     return grouped

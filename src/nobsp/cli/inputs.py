@@ -41,9 +41,13 @@ _HARMLESS = {
     "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
 }
 _TRUST = "If you trust where it came from, add --trust-pickle"
-_REASON = f"is a pickle, and reading a pickle can run any code its author put there. {_TRUST}; better, save"
+_REASON = (
+    f"is a pickle, and reading a pickle can run any code its author put there. {_TRUST}; better, "
+    "save"
+)
 _WEIGHTS = "holds weights alone; pass --model package.module:factory --weights"
-# What an archive may become when it is unpacked: so many bytes, and so many more for each of its own.
+# What an archive may become when it is unpacked: so many bytes, and so many more for each of its
+# own.
 _MOST_UNPACKED = 1 << 26
 _MOST_PER_BYTE = 100
 # Types that pandas writes into its remarks; of others, texts of a fixed length could have any.
@@ -103,14 +107,32 @@ def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
         return _as_loaded(path.stem, "pickle", _from_pickle(path, trust_pickle=trust_pickle))
     if kind == "safetensors":
         raise UsageError(f"--model {path} {_WEIGHTS} {path}.")
-    if kind == "script" or path.suffix == ".onnx":
+    if path.suffix == ".onnx":
+        return _as_loaded(path.stem, "ONNX file", _from_onnx(path))
+    if kind == "script":
         raise UsageError(
-            f"--model {path}: TorchScript and ONNX are not read; save the model with torch.export.save."
+            f"--model {path}: TorchScript is not read; save the model with torch.export.save."
         )
     raise UsageError(
-        f"--model {path} is not a model that this command reads: torch.export (.pt2) or skops. Or name a function that "
-        "returns the model, package.module:function."
+        f"--model {path} is not a model that this command reads: torch.export (.pt2), skops or "
+        "ONNX. Or name a function that returns the model, package.module:function."
     )
+
+
+def _from_onnx(path: Path) -> Any:
+    """A session of onnxruntime."""
+    try:
+        import onnxruntime  # type: ignore[import-untyped]
+    except ImportError as absent:
+        raise UsageError(
+            f"--model {path}: ONNX files need onnxruntime; install it with pip install onnxruntime."
+        ) from absent
+    try:
+        return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    except Exception as failure:  # onnxruntime has errors of its own for each kind of damage
+        raise UsageError(
+            f"--model {path} is not an ONNX file that can be run: {failure}"
+        ) from failure
 
 
 def _from_skops(path: Path, *, trust_pickle: bool) -> Any:
@@ -163,7 +185,10 @@ def _from_pickle(path: Path, *, trust_pickle: bool) -> Any:
 
 
 def _load_tensors(path: Path) -> Any:
-    """What torch.save wrote, without running anything; None where it is more than tensors and containers."""
+    """What torch.save wrote, read without running any code it may hold.
+
+    None where it is more than tensors and containers.
+    """
     import torch
 
     try:
@@ -258,7 +283,8 @@ def _load_weights(model: ModelLike, path: Path, *, trust_pickle: bool) -> None:
         state = _load_tensors(path)
         if state is None and kind != "pickle":
             raise ValueError(
-                f"--weights {path} is damaged, or no file of weights: .safetensors, or what torch.save writes."
+                f"--weights {path} is damaged, or no file of weights: .safetensors, or what "
+                "torch.save writes."
             )
         if state is None and not trust_pickle:
             raise UsageError(f"--weights {path} {_REASON} them as safetensors.")
@@ -284,7 +310,10 @@ def _as_loaded(name: str, origin: str, model: ModelLike) -> Loaded:
 
 @contextmanager
 def add_hint(hint: str) -> Iterator[None]:
-    """Adds a hint to the errors of a model that could not be run; what else is wrong says so itself."""
+    """Adds a hint to the errors of a model that could not be run.
+
+    Other errors already say what is wrong, and pass unchanged.
+    """
     try:
         yield
     except (ValueError, RuntimeError) as failure:
@@ -297,7 +326,7 @@ def add_hint(hint: str) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A table split into `rows`, a frame of the model's columns, and `labels`, the column of --target."""
+    """A table as `rows`, a frame of the model's columns, and `labels`, the column of --target."""
 
     path: Path
     rows: Any
@@ -324,7 +353,10 @@ def read_table(
     need_target: bool = True,
     is_calibrated_on: bool = True,
 ) -> Data:
-    """Reads a file and cuts it to columns; `known` are those the model was fitted on, where it knows."""
+    """Reads a file and cuts it to the columns needed.
+
+    `known` are the columns that the model was fitted on, None where it does not know.
+    """
     frame = read_frame(path, option=option)
     there = [str(name) for name in frame.columns]
     frame = frame.set_axis(there, axis=1)
@@ -368,7 +400,10 @@ def _require_target_apart(
 def _require_columns(
     names: Sequence[str], there: Sequence[str], path: Path, *, reason: str
 ) -> None:
-    """An error for the first of some columns that a table does not have; `reason` is the option that asks for it."""
+    """An error for the first column in a list that a table lacks.
+
+    `reason` is the option that asks for the columns.
+    """
     for name in names:
         if name not in there:
             raise UsageError(f"{reason}: {path} has no column {name!r}; {suggest(name, there)}")
@@ -377,7 +412,8 @@ def _require_columns(
 def read_frame(path: Path, *, option: str, texts: Mapping[str, Sequence[Any]] | None = None) -> Any:
     """A table as a pandas frame with one column of each name.
 
-    `texts` are columns that hold text whatever it looks like, such as "01" or "NA", with the levels they are known by.
+    `texts` are columns that hold text whatever it looks like, such as "01" or "NA", with the levels
+    they are known by.
     """
     require_path(path, option)
     if path.is_dir():
@@ -443,13 +479,16 @@ def _read_arrow(path: Path) -> Any:
 
 
 def _require_room(metadata: Any) -> None:
-    """An error for a table that cannot be in memory: repeated values take no room in a file of Parquet."""
+    """An error for a Parquet table that does not fit into this machine's memory.
+
+    The file may be small, as repeated values take no room in it.
+    """
     stated = sum(metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
     needed = max(stated, metadata.num_rows * metadata.num_columns * _BYTES_OF_NUMBER)
     if needed > memory_of_machine():
         raise ValueError(
-            f"its {metadata.num_rows:,} rows of {metadata.num_columns:,} columns need {needed:,} bytes, more "
-            "than this machine has"
+            f"its {metadata.num_rows:,} rows of {metadata.num_columns:,} columns need {needed:,} "
+            "bytes, more than this machine has"
         )
 
 
@@ -495,7 +534,10 @@ def _csv_dialect(path: Path) -> Any:
 
 
 def _read_texts(path: Path, levels: Mapping[str, Sequence[Any]]) -> dict[str, list[str | None]]:
-    """Columns of a CSV file as the text that stands there; what reads as missing is a level where one is called so."""
+    """Columns of a CSV file as the text that stands there; None where it reads as missing.
+
+    A text that usually means missing is kept where a level is called so.
+    """
     import pyarrow as pa
     import pyarrow.csv
 
@@ -522,7 +564,8 @@ def _read_texts(path: Path, levels: Mapping[str, Sequence[Any]]) -> dict[str, li
 def write_csv(path: Path, columns: Mapping[str, Sequence[Any]], *, neutral: bool = True) -> None:
     """A table as CSV, numbers to full precision and missing ones empty.
 
-    Texts that a spreadsheet would run get an apostrophe before them, unless the table is the caller's own data.
+    Texts that a spreadsheet would run get an apostrophe before them, unless the table is the
+    caller's own data.
     """
     with path.open("w", encoding="utf-8", newline="") as file:
         plain = csv.writer(file, lineterminator="\n")
@@ -531,7 +574,8 @@ def write_csv(path: Path, columns: Mapping[str, Sequence[Any]], *, neutral: bool
             cells = ["" if value != value else value for value in row]
             if neutral:
                 cells = [_neutral(cell) for cell in cells]
-            # Python's writer leaves a carriage return without quotes, where readers begin a new row.
+            # Python's writer leaves a carriage return without quotes, where readers begin a new
+            # row.
             breaks = any(isinstance(cell, str) and "\r" in cell for cell in cells)
             (quoted if breaks else plain).writerow(cells)
 
@@ -597,7 +641,8 @@ class Pictures:
         if len(shapes) > 1:
             examples = " and ".join(f"{height}×{width}" for height, width in shapes[:2])
             raise UsageError(
-                f"the images of {self.folder} have different sizes, such as {examples}; resize with --size."
+                f"the images of {self.folder} have different sizes, such as {examples}; resize "
+                "with --size."
             )
         stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 255.0
         mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (self.mean, self.std))
@@ -615,7 +660,10 @@ class Pictures:
 
     @property
     def preparation(self) -> str:
-        """Size and normalisation in words: a preparation the network was not trained with shows here first."""
+        """Size and normalisation in words.
+
+        A preparation that the network was not trained with shows here first.
+        """
         size = "own size" if self.size is None else f"{self.size[0]}×{self.size[1]}"
         return f"{size}, mean {', '.join(map(str, self.mean))}, std {', '.join(map(str, self.std))}"
 
@@ -640,8 +688,8 @@ class Pictures:
                 picture = ImageOps.exif_transpose(opened).convert("L" if grey else "RGB")
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as failure:
             raise ValueError(
-                f"{path} cannot be read as an image ({failure}); repair it, take it out, or leave it out with "
-                "--skip-broken."
+                f"{path} cannot be read as an image ({failure}); repair it, take it out, or leave "
+                "it out with --skip-broken."
             ) from failure
         if self.size is not None:
             height, width = self.size
@@ -702,7 +750,10 @@ def find_pictures(
 
 
 def _refuse_deep(pictures: Pictures, option: str) -> None:
-    """An error for a picture of more than eight bits, which would be cut off at 255 and shown white or black."""
+    """An error for a picture of more than eight bits per pixel.
+
+    Its values would be cut off at 255, and it would be shown white or black.
+    """
     from PIL import Image
 
     from nobsp.vision.pictures import DEEP_MODES, FORMATS
@@ -715,8 +766,8 @@ def _refuse_deep(pictures: Pictures, option: str) -> None:
             continue  # it is named where it is read
         if mode in DEEP_MODES:
             raise UsageError(
-                f"{option}: {path} has more than 8 bits a pixel (mode {mode}); save it with 8, or pass it to NObSPCam, "
-                "which scales it by its own range."
+                f"{option}: {path} has more than 8 bits a pixel (mode {mode}); save it with 8, or "
+                "pass it to NObSPCam, which scales it by its own range."
             )
 
 
@@ -730,7 +781,10 @@ def _image_files(folder: Path) -> list[Path]:
 
 
 def _folder_in(folder: Path, path: Path) -> str | None:
-    """The first folder on the way from a folder to a file in it, which is its class; None where there is none."""
+    """The first folder between a folder and a file in it, which is the file's class.
+
+    None where the file lies in the folder itself.
+    """
     parts = path.relative_to(folder).parts
     return parts[0] if len(parts) > 1 else None
 
@@ -770,7 +824,8 @@ def _normalisation(options: ImageOptions) -> tuple[tuple[float, ...], tuple[floa
         if len(numbers) not in (1, channels):
             complaint = f"found {len(numbers)} (imagenet has three channels)"
             raise UsageError(
-                f"{option} takes one number, or one for each of the {channels} channels; {complaint}."
+                f"{option} takes one number, or one for each of the {channels} channels; "
+                f"{complaint}."
             )
     if min(std) <= 0:
         raise UsageError(f"--std must be above zero, found {min(std):g}.")

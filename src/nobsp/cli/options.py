@@ -1,4 +1,4 @@
-"""Options that several commands share, each group as one object; the console, and the folder of results."""
+"""Options that several commands share, one object per group; the console; the results folder."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter, validators
 
 from nobsp.arguments import suggest
+from nobsp.cli.wording import in_options, messages_in_options
 from nobsp.drafts import draft_of, sweep
 
 MODEL = Group("Model", sort_key=1)
@@ -59,18 +60,23 @@ class Console:
 
     def error(self, text: str) -> None:
         """Writes one line to stderr, also when quiet."""
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(f"{in_options(text)}\n")
         sys.stderr.flush()
 
     def show(
         self, summary: Mapping[str, Any], describe: Callable[[Mapping[str, Any]], Sequence[str]]
     ) -> None:
-        """Prints the summary on stdout: as JSON, or as the sentences that `describe` makes of it, and its files."""
+        """Prints the summary on stdout, as JSON or as sentences and the files written.
+
+        The sentences are those that `describe` makes of the summary.
+        """
         if self.json:
-            sys.stdout.write(javascript.dumps(summary, ensure_ascii=False, indent=2) + "\n")
+            translated = messages_in_options(summary)
+            sys.stdout.write(javascript.dumps(translated, ensure_ascii=False, indent=2) + "\n")
         elif not self.quiet:
             wrote = [f"Wrote {', '.join(summary['files'].values())}."] if "files" in summary else []
-            sys.stdout.writelines(f"{line}\n" for line in [*describe(summary), *wrote])
+            lines = [in_options(line) for line in describe(summary)]
+            sys.stdout.writelines(f"{line}\n" for line in [*lines, *wrote])
         sys.stdout.flush()
 
     def warn(self, warning: str | None) -> None:
@@ -91,7 +97,7 @@ class Console:
 
     def note(self, message: Warning | str, *_: Any, **__: Any) -> None:
         """Reports a warning on stderr."""
-        self.step(f"note: {one_line(message)}")
+        self.step(f"note: {in_options(one_line(message))}")
 
 
 def one_line(failure: object) -> str:
@@ -126,8 +132,8 @@ class ModelOptions:
     """Which model, and how to run it."""
 
     model: str
-    """A torch.export file (.pt2), a scikit-learn pipeline in a skops file, or a function that returns the model:
-    package.module:function or file.py:function."""
+    """A torch.export file (.pt2), a scikit-learn pipeline in a skops file, or a function that
+    returns the model: package.module:function or file.py:function."""
     weights: Path | None = None
     """Weights for the model that the function returns (.safetensors)."""
     trust_pickle: Flag = False
@@ -162,8 +168,9 @@ class TableOptions:
     features: Names = None
     """Columns the model takes, in its order (default: all but the target)."""
     groups: Names = None
-    """Column whose equal values mark rows that belong together, such as customer: they are held out together. Or
-    columns that are one feature, such as city=oslo,rome, or a JSON file with {"city": ["oslo", "rome"]}."""
+    """Column whose equal values mark rows that belong together, such as customer: they are held out
+    together. Or columns that are one feature, such as city=oslo,rome, or a JSON file with {"city":
+    ["oslo", "rome"]}."""
 
 
 @Parameter(name="*", group=IMAGES)
@@ -231,7 +238,10 @@ def require_report(*, instead: str = "") -> None:
 
 @contextmanager
 def write_folder(folder: Path, names: Sequence[str], *, force: bool) -> Iterator[Path]:
-    """Yields an empty folder beside `folder`, whose content moves there if all goes well; else nothing is left."""
+    """Yields an empty folder beside `folder`, whose content moves there if all goes well.
+
+    Otherwise nothing is left of it.
+    """
     there = ", ".join(name for name in names if (folder / name).exists())
     if there and not force:
         raise UsageError(

@@ -11,7 +11,7 @@ import numpy as np
 from cyclopts import Parameter
 
 from nobsp._typing import AnyArray
-from nobsp.arguments import count, percent, suggest
+from nobsp.arguments import count, join_names, percent, suggest
 from nobsp.base import describe_findings
 from nobsp.cli.inputs import Loaded, find_pictures, load_model, read_table
 from nobsp.cli.options import (
@@ -52,7 +52,8 @@ class NetworkOptions:
     trust_pickle: Flag = False
     """Read the model even if it is a pickle, which can run any code its author put there."""
     output_names: Names = None
-    """Names of the classes in the order of the outputs, as --target or folders of images call them."""
+    """Names of the classes in the order of the outputs, as --target or folders of images call them.
+    """
     device: str | None = None
     """Where to run the network, such as cuda or cpu."""
     batch_size: Annotated[int, POSITIVE] = 64
@@ -91,7 +92,8 @@ class PruneOptions:
     keep: float | None = None
     """Share of units, channels and heads that stays in every layer (default 0.5)."""
     budget: float | None = None
-    """Share of multiplications or parameters that stays, shared out over layers by what each removal costs."""
+    """Share of multiplications or parameters that stays, shared out over layers by what each
+    removal costs."""
     budget_of: Literal["multiplications", "parameters"] = "multiplications"
     """What --budget counts."""
     protect: Names = None
@@ -118,10 +120,11 @@ def prune(
 ) -> None:
     """Make a network smaller.
 
-    Takes units, inner channels and attention heads out by their unique contribution, lets the others take over what
-    they shared, and measures the change on held-out rows. Needs no labels and does not retrain. Give rows with --data
-    or images with --images, and the network as a function, package.module:function. --out is a torch.export program
-    (.pt2), or the weights alone (.safetensors).
+    Takes units, inner channels and attention heads out by their unique contribution, lets the
+    others take over what they shared, and measures the change on held-out rows. Needs no labels and
+    does not retrain. Give rows with --data or images with --images, and the network as a function,
+    package.module:function. --out is a torch.export program (.pt2), or the weights alone
+    (.safetensors).
     """
     _check(table, images, out, force=force)
     options = model.as_model()
@@ -200,8 +203,8 @@ def _read(
     classes = _numbers_of_classes(np.asarray(data.labels), names)
     if classes is None:
         console.warn(
-            f"--target {table.target} holds no numbers of classes, so accuracy is not measured; name the classes in "
-            "the order of the outputs with --output-names."
+            f"--target {table.target} holds no numbers of classes, so accuracy is not measured; "
+            "name the classes in the order of the outputs with --output-names."
         )
         return rows, None
     return rows, _Labels(classes, f"--target {table.target}", n_names)
@@ -232,33 +235,40 @@ def _count_outputs(network: nn.Module, rows: Tensor) -> int | None:
 
 
 def _for_outputs(labels: _Labels, n_outputs: int | None, console: Console) -> _Labels | None:
-    """Labels that the outputs can be compared with; an error or a warning where an accuracy would mean nothing."""
+    """Labels that the outputs can be compared with.
+
+    Where an accuracy would mean nothing, there is an error, or a warning and None.
+    """
     if n_outputs is None:
         return labels
     told = count(n_outputs, "output")
     if labels.n_names is not None and labels.n_names != n_outputs:
         raise UsageError(
-            f"--output-names has {count(labels.n_names, 'name')}, and the network has {told}; name each of them."
+            f"--output-names has {count(labels.n_names, 'name')}, and the network has {told}; name "
+            "each of them."
         )
     if labels.n_names is None and labels.n_folders not in (None, n_outputs):
         console.warn(
-            f"--images has {labels.n_folders} folders and the network {told}, so accuracy is not measured; name the "
-            "folders of all outputs in their order with --output-names."
+            f"--images has {labels.n_folders} folders and the network {told}, so accuracy is not "
+            "measured; name the folders of all outputs in their order with --output-names."
         )
         return None
     if labels.numbers.max(initial=0) >= n_outputs:
         raise UsageError(
-            f"{labels.option} holds whole numbers from {labels.numbers.min()} to {labels.numbers.max()}, and the "
-            f"network has {told}, counted from 0; choose the column with classes 0 to {n_outputs - 1}, name the "
-            "classes in the order of the outputs with --output-names, or leave --target out and choose columns with "
-            "--features."
+            f"{labels.option} holds whole numbers from {labels.numbers.min()} to "
+            f"{labels.numbers.max()}, and the network has {told}, counted from 0; choose the "
+            f"column with classes 0 to {n_outputs - 1}, name the classes in the order of the "
+            "outputs with --output-names, or leave --target out and choose columns with --features."
         )
 
     return labels
 
 
 def _numbers_of_classes(values: AnyArray, names: Sequence[str] | None) -> AnyArray | None:
-    """Labels by the names of classes, or as they are; None where they are something else, such as prices."""
+    """Labels as numbers of classes; None where they are something else, such as prices.
+
+    They are looked up among the names of the classes, or taken as they are.
+    """
     is_whole = values.dtype.kind in "iub"
     if names is not None and not (is_whole and set(map(str, values.tolist())).isdisjoint(names)):
         return _by_name(values.tolist(), names, option="--target")
@@ -285,8 +295,8 @@ def _network(loaded: Loaded, rows: Tensor) -> nn.Module:
     network = loaded.prepare(lambda: rows[:_EXAMPLE_ROWS])
     if loaded.origin == "exported program":
         raise UsageError(
-            "--model is an exported program, in which sizes of layers are fixed; name the function that makes the "
-            "network, package.module:function, and its weights with --weights."
+            "--model is an exported program, in which sizes of layers are fixed; name the function "
+            "that makes the network, package.module:function, and its weights with --weights."
         )
     if not isinstance(network, nn.Module):
         raise UsageError(f"--model is a {type(network).__name__}; only torch modules have parts.")
@@ -316,7 +326,13 @@ def _write(pruned: Pruned, rows: Tensor, out: Path) -> None:
 def _summarise(pruned: Pruned, out: Path) -> dict[str, Any]:
     return {
         "layers": [
-            {"name": layer.name, "kind": layer.kind, "before": layer.before, "after": layer.after}
+            {
+                "name": layer.name,
+                "read_by": layer.read_by,
+                "kind": layer.kind,
+                "before": layer.before,
+                "after": layer.after,
+            }
             for layer in pruned.layers
         ],
         "left_whole": {layer.name: layer.reason for layer in pruned.left_whole},
@@ -336,12 +352,17 @@ def _summarise(pruned: Pruned, out: Path) -> dict[str, Any]:
 
 def _describe(summary: Mapping[str, Any]) -> list[str]:
     lines = [
-        f"{layer['name']}: {layer['after']} of {layer['before']} {layer['kind']}"
+        f"{layer['name']}: {layer['after']} of {layer['before']} {layer['kind']} are left"
         for layer in summary["layers"]
     ]
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in summary["left_whole"].items():
+        by_reason.setdefault(reason, []).append(name)
+    for reason, names in by_reason.items():
+        lines.append(f"left whole: {join_names(names, 5)} ({reason})")
     lines.append(
-        f"{percent(summary['parameters'])} of parameters and {percent(summary['multiplications'])} of multiplications "
-        "are left."
+        f"{percent(summary['parameters'])} of parameters and {percent(summary['multiplications'])} "
+        "of multiplications are left."
     )
     lines.append(
         f"On {count(summary['held_out_rows'], 'held-out row')} outputs changed by "
@@ -350,8 +371,8 @@ def _describe(summary: Mapping[str, Any]) -> list[str]:
     if summary["same_class"] is not None:
         low, high = summary["same_class_interval"]
         lines.append(
-            f"{percent(summary['same_class'])} of them keep their class; of rows like these {percent(low)} to "
-            f"{percent(high)} (95% confidence)."
+            f"{percent(summary['same_class'])} of them keep their class; of rows like these "
+            f"{percent(low)} to {percent(high)} (95% confidence)."
         )
     if summary["accuracy"] is not None:
         before, after = summary["accuracy"]

@@ -1,4 +1,4 @@
-"""What changed: differences of accounts, between groups of rows, between models, and between both."""
+"""What changed: differences of accounts between groups of rows, between models, or both."""
 
 from nobsp.comparison.comparing import compare
 from nobsp.comparison.result import Comparison

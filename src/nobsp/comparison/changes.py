@@ -1,4 +1,7 @@
-"""How far the functions of two models lie apart, and whether that is more than calibrating again would make."""
+"""How far the functions of two models lie apart.
+
+It also says whether that is more than calibrating again would make.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ class Changes:
     """How far two functions lie apart, by entries and outputs."""
 
     spread: Estimates  # standard deviation of their difference over the rows
-    p_values: FloatArray  # of a change no larger than two calibrations of one model make; NaN where untested
+    # of a change no larger than two calibrations of one model make; NaN where untested
+    p_values: FloatArray
 
 
 def measure_changes(
@@ -30,15 +34,16 @@ def measure_changes(
 ) -> Changes:
     """Spread of the difference of every term over the rows, with an interval and a test.
 
-    Let d be the difference of two calibrated functions and e the same of a copy of the calibrations. Calibrating makes
-    var(d) larger by var(e) on average, and var(d + e) by twice that, so that 2 var(d) − var(d + e) is about what the
-    models themselves differ by: a basic bootstrap. Without any change, var(d) is distributed as var(e) is: a sum of
-    squares, about a χ² of as many degrees of freedom as the deviations have directions (Satterthwaite). A change of
+    Let d be the difference of two calibrated functions and e the same of a copy of the
+    calibrations. Calibrating makes var(d) larger by var(e) on average, and var(d + e) by twice
+    that, so that 2 var(d) − var(d + e) is about what the models themselves differ by: a basic
+    bootstrap. Without any change, var(d) is distributed as var(e) is: a sum of squares, about a χ²
+    of as many degrees of freedom as the deviations have directions (Satterthwaite). A change of
     `least_change`, a share of the predictions' spread, is not yet one.
 
-    Of several trainings, e is what they scatter by, and var(d) is compared with an estimate of it: an F distribution,
-    of ν times as many degrees of freedom below, ν the trainings beyond the first of a side (the functional F test of
-    Shen and Faraway).
+    Of several trainings, e is what they scatter by, and var(d) is compared with an estimate of it:
+    an F distribution, of ν times as many degrees of freedom below, ν the trainings beyond the first
+    of a side (the functional F test of Shen and Faraway).
     """
     assert sampled.squares is not None  # two models on the same rows
     side = stacks.sides[0]
@@ -49,10 +54,7 @@ def measure_changes(
     drawn = sampled.squares[:, :-1].copy()
 
     p_values = np.full(variances.shape, np.nan)
-    predictions = values[:, :, -1]
-    centre = side.mean(predictions).mean(0)
-    spread = side.mean(np.square(predictions - centre)).mean(0)
-    least = np.square(least_change) * spread
+    least = np.square(least_change) * _variance_of_predictions(stacks)
     tested = stacks.common_terms
     terms = dict(enumerate(stacks.terms, start=stacks.first_term))
     for entry in range(variances.shape[0]):
@@ -67,6 +69,14 @@ def measure_changes(
     return Changes(spread=_root_interval(variances, drawn, confidence), p_values=p_values)
 
 
+def _variance_of_predictions(stacks: Stacks) -> FloatArray:
+    """Variance of both models' predictions over the rows, per output, around the mean of both."""
+    side = stacks.sides[0]
+    predictions = stacks.values[0][:, :, -1]
+    centre = side.mean(predictions).mean(0)
+    return np.asarray(side.mean(np.square(predictions - centre)).mean(0))
+
+
 @dataclass(frozen=True, eq=False)
 class _Noise:
     """What calibrating or training anew does to the variance of a difference."""
@@ -74,15 +84,14 @@ class _Noise:
     mean: FloatArray  # the variance of the deviations themselves, per output
     added: FloatArray  # what they add to the variance of the difference, (draws, outputs)
     freedom: FloatArray  # in how many directions they deviate, per output
-    trainings: int | None = (
-        None  # how many the mean is known from, beyond a side's first; None for "well known"
-    )
+    # From how many trainings, beyond a side's first, the mean is known; None for "well known".
+    trainings: int | None = None
 
 
 def _noise_of(
     stacks: Stacks, sampled: Sampled, entry: int, term: Term | None, difference: FloatArray
 ) -> _Noise | None:
-    """None where it is not known."""
+    """What training or calibrating anew does to an entry; None where it is not known."""
     if stacks.scatter is not None:
         assert sampled.combinations is not None
         return _training_noise(stacks.scatter, sampled.combinations, entry, difference)
@@ -99,7 +108,8 @@ def _training_noise(
 
     total = np.trace(products, axis1=1, axis2=2)
     squares = np.square(products).sum((1, 2))
-    # Estimated from few trainings, directions are too few rather than too many, and tails too heavy.
+    # Estimated from few trainings, directions are too few rather than too many, and tails too
+    # heavy.
     directions = np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
     return _Noise(
         mean=np.asarray(scatter.share * total / scatter.freedom),
@@ -122,7 +132,8 @@ def _calibration_noise(
         n_copies = min(parts[0].shape[1], parts[1].shape[1])
         moved = parts[0][:, :n_copies] - parts[1][:, :n_copies]
     else:
-        moved = parts[0] if parts[0] is not None else -parts[1]  # type: ignore[operator]  # one of them is known
+        # one of them is known
+        moved = parts[0] if parts[0] is not None else -parts[1]  # type: ignore[operator]
 
     weights = first.weights
     some = difference[first.positions][:, None]
@@ -135,9 +146,13 @@ def _calibration_noise(
 
 
 def _count_directions(moved: FloatArray, weights: FloatArray) -> FloatArray:
-    """(Σ λ)² / Σ λ² of the deviations' covariance over the rows, per output, from (rows, copies, outputs).
+    """In how many directions functions deviate, per output: (Σ λ)² / Σ λ².
 
-    The sum of squared eigenvalues of a covariance that was estimated from n copies is too large by (Σ λ)² / n.
+    λ are the eigenvalues of the deviations' covariance over the rows; deviations are (rows, copies,
+    outputs).
+
+    The sum of squared eigenvalues of a covariance that was estimated from n copies is too large by
+    (Σ λ)² / n.
     """
     mean = np.tensordot(weights, moved, axes=(0, 0))
     centred = (moved - mean) * np.sqrt(weights)[:, None, None]
@@ -161,7 +176,10 @@ def _variance(values: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def _tail(variance: FloatArray, noise: _Noise) -> FloatArray:
-    """Probability of so large a variance where calibrating, or training again, is all that differs, per output."""
+    """Per output, the probability of so large a variance if functions had not changed.
+
+    Calibrating, or training again, is then all that differs.
+    """
     from scipy.stats import chi2, f
 
     tails = np.where(variance > 0, 0.0, 1.0)
@@ -189,7 +207,10 @@ def _root_interval(variances: FloatArray, drawn: FloatArray, confidence: float) 
 
 
 def p_values_of_gaps(gaps: FloatArray, drawn: FloatArray, freedom: FloatArray) -> FloatArray:
-    """Two-sided probability of so large a gap where there is none, by Student's distribution (Welch's test)."""
+    """Two-sided probability of so large a gap where there is none, by Welch's test.
+
+    It is taken from Student's distribution.
+    """
     from scipy.stats import t
 
     scatter = drawn.std(0, ddof=1)

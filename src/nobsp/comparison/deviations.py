@@ -1,4 +1,7 @@
-"""How functions would deviate had they been calibrated on other rows of the same kind, read on some rows."""
+"""How functions would deviate if they had been calibrated on other rows of the same kind.
+
+Deviations are read on some rows.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _LEAST = 1e-12
 
 
 class Deviations:
-    """Deviations of an account's functions on some of the rows that it is of, or on those of another account."""
+    """Deviations of an account's functions, on some of its rows or on those of another account."""
 
     def __init__(self, account: Explanation, rows: Explanation, weights: FloatArray) -> None:
         self.positions = evenly_spaced(len(rows), MOST_ROWS)
@@ -118,7 +121,7 @@ def _contrasted(name: str, names: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _undo_link(probabilities: FloatArray, link: str) -> FloatArray:
-    """Outputs that a link makes these probabilities of, up to a shift that a softmax does not see."""
+    """Outputs of which a link makes these probabilities; for a softmax, up to a shift."""
     if link == "exp":
         return np.asarray(np.log(np.maximum(probabilities, _LEAST)))
     inside = np.clip(probabilities, _LEAST, 1 - _LEAST)

@@ -45,7 +45,10 @@ class Side:
 
     @property
     def freedom(self) -> float:
-        """Degrees of freedom that a scatter of its units is known with: (Σ w)² / Σ w² units, less one."""
+        """Degrees of freedom of the scatter between its units: (Σ w)² / Σ w² less one.
+
+        They are at least 1.
+        """
         totals = np.bincount(self.units, weights=self.weights)
         return max(float(totals.sum() ** 2 / np.square(totals).sum()) - 1, 1.0)
 
@@ -161,7 +164,10 @@ def _equal_columns(first: AnyArray, second: AnyArray) -> bool:
 
 
 def every_term(a: Explanation, b: Explanation) -> tuple[Term, ...]:
-    """The terms of both accounts, single features first; features of a term in the first account's order."""
+    """The terms of both accounts, single features first.
+
+    The features of a term are in the order of the first account.
+    """
     known = {frozenset(term): term for term in a.terms}
     for term in b.terms:
         known.setdefault(frozenset(term), term)
@@ -176,7 +182,10 @@ def side_of(
     groups: ArrayLike | None,
     trainings: tuple[Explanation, ...] = (),
 ) -> Side:
-    """The rows of an account that count and have a prediction, with how much and what belongs together."""
+    """The rows of an account that count and have a prediction, with their weights and groups.
+
+    Groups say which rows belong together.
+    """
     is_known = np.isfinite(account.residual).all(1) & np.isfinite(account.values).all((1, 2))
     weights = _read_weights(sample_weight, name=name, n_rows=len(account))
     units = _read_groups(groups, name=name, n_rows=len(account))
@@ -241,7 +250,8 @@ def _read_weights(weights: ArrayLike | None, *, name: str, n_rows: int) -> Float
         )
     if not np.isfinite(numbers).all() or (numbers < 0).any():
         raise ValueError(f"sample_weight of {name} must be finite and not negative.")
-    # As shares, so that what underflows is seen to weigh nothing; by the largest first, whose sum may overflow.
+    # As shares, so that what underflows is seen to weigh nothing; by the largest first, whose sum
+    # may overflow.
     scaled = numbers / max(numbers.max(initial=0.0), np.finfo(np.float64).tiny)
     return np.asarray(scaled / max(scaled.sum(), np.finfo(np.float64).tiny), dtype=np.float64)
 

@@ -29,11 +29,12 @@ class Bins:
 def gap_along(
     sides: tuple[Side, Side], feature: str, output: int, most: int
 ) -> dict[str, AnyArray]:
-    """Columns of a table: bins, how many rows are in them, what the function does there, and the part of the gap.
+    """Columns of a table: bins, their numbers of rows, the function there, and parts of the gap.
 
     With p_r the weight of a row and c the middle between the two means,
 
-        part of a bin = Σ_{r in a and bin} p_r (g_a(x_r) − c) − Σ_{r in b and bin} p_r (g_b(x_r) − c),
+        part of a bin =   Σ_{r in a and bin} p_r (g_a(x_r) − c)
+                        − Σ_{r in b and bin} p_r (g_b(x_r) − c),
 
     whose sum over the bins is the feature's gap, whatever c is.
     """
@@ -94,7 +95,7 @@ def feature_values(side: Side, name: str) -> AnyArray:
 
 
 def function_of(account: Explanation, feature: str, output: int, x: AnyArray) -> FloatArray:
-    """A feature's own function at some numbers, for an output of the account or a contrast of two."""
+    """A feature's own function at some numbers, for one output or for a contrast of two."""
     functions = account.origin
     if not isinstance(functions, Functions):
         raise ValueError(
@@ -103,8 +104,8 @@ def function_of(account: Explanation, feature: str, output: int, x: AnyArray) ->
     mix = mix_outputs(account, functions)
     if account.scale != "output" or mix is None:
         raise ValueError(
-            "functions are of the model's outputs, not of probabilities; compare the accounts before to_probability to "
-            "see their curves."
+            "functions are of the model's outputs, not of probabilities; compare the accounts "
+            "before to_probability to see their curves."
         )
     if (feature,) not in functions.terms:
         return np.zeros(len(x))
@@ -146,7 +147,10 @@ def put_in_bins(columns: list[AnyArray], most: int) -> Bins:
 
 
 def _edges(numbers: FloatArray, most: int) -> FloatArray:
-    """Ends of bins of about equally many rows; values that fill a bin alone do not take the others' ends."""
+    """Ends of bins that hold about equally many rows.
+
+    Values frequent enough to fill a bin alone do not take the other bins' ends.
+    """
     distinct, counts = np.unique(numbers, return_counts=True)
     alone = distinct[counts >= len(numbers) / most]
     rest = numbers[~np.isin(numbers, alone)]

@@ -7,8 +7,8 @@ import numpy as np
 from nobsp._typing import FloatArray
 from nobsp.comparison.pairing import Places
 
-# Rows, or groups of them, that are drawn one by one. More are put into so many blocks by chance, and blocks are drawn:
-# sums over blocks of independent rows scatter as sums over the rows do.
+# Rows, or groups of them, that are drawn one by one. More are put into so many blocks by chance,
+# and blocks are drawn: sums over blocks of independent rows scatter as sums over the rows do.
 MOST_UNITS = 2048
 
 
@@ -22,8 +22,8 @@ def draw_means(
 ) -> FloatArray:
     """Weighted means of (rows, …) over units drawn with replacement, (draws, …).
 
-    Deviations from the mean are stretched by √(n / (n − 1)): n units drawn from themselves scatter that much too
-    little.
+    Deviations from the mean are stretched by √(n / (n − 1)): n units drawn from themselves scatter
+    that much too little.
     """
     blocks = _blocks(units, generator)
     n_blocks = int(blocks.max()) + 1

@@ -1,4 +1,7 @@
-"""What a comparison found: parts that add up, with intervals, and where on a feature's range they arise."""
+"""What a comparison found: parts that add up, with intervals.
+
+It also tells where on a feature's range they arise.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +55,11 @@ class Estimates:
     def of(
         cls, value: FloatArray, drawn: FloatArray, confidence: float, *, freedom: FloatArray
     ) -> Self:
-        """Intervals that hold so large a share of the draws, (draws, …), wider where these tell of few rows.
+        """Intervals that hold a share `confidence` of the draws, (draws, …), wider for few rows.
 
-        A scatter that is known with few degrees of freedom makes Student's intervals, not normal ones: ends are taken
-        so much further from the value as Student's quantile is than the normal one (the expanded percentile interval of
-        Hesterberg, 2015).
+        A scatter that is known with few degrees of freedom makes Student's intervals, not normal
+        ones: ends are taken so much further from the value as Student's quantile is than the normal
+        one (the expanded percentile interval of Hesterberg, 2015).
         """
         from scipy.stats import norm, t
 
@@ -80,11 +83,12 @@ class Comparison:
     The parts add up: `gap.value.sum(0) == total.value` to rounding.
 
     Attributes:
-        kind: "rows" for one explainer on two tables, "functions" for two explainers on one, "both" for two and two.
+        kind: "rows" for one explainer on two tables, "functions" for two explainers on one, "both"
+            for two and two.
         names: What the two are called; gaps are those of the first less those of the second.
         terms: The terms of both.
-        entries: What the parts are called, one per row of `to_frame`: "base" where two explainers have one each, every
-            term, "residual".
+        entries: What the parts are called, one per row of `to_frame`: "base" where two explainers
+            have one each, every term, "residual".
         feature_names: Names of all features.
         output_names: Names of the outputs.
         scale: What the accounts are of, "output" or "probability".
@@ -93,24 +97,30 @@ class Comparison:
         mean_predictions: The two mean predictions, shape (2, outputs).
         total: The gap of the mean predictions, shape (outputs,).
         gap: Every entry's part of it, shape (entries, outputs).
-        parts: For two explainers on two tables the three parts of every entry, "rows", "functions" and "both", which
-            add up to its gap; NaN for the residual where models were not run on each other's rows.
-        change: For two explainers on one table, how far each entry's two functions lie apart: the standard deviation of
-            their difference over the rows.
-        p_value: Probability of so large a gap without any; for two explainers on one table, of functions so far apart
-            where both are calibrations of one model (of lists: where all are trainings of one). NaN for what is no
-            term, for terms that only one of the two has, and where what calibrating does is not known, as of files.
+        parts: For two explainers on two tables the three parts of every entry, "rows", "functions"
+            and "both", which add up to its gap; NaN for the residual where models were not run on
+            each other's rows.
+        change: For two explainers on one table, how far each entry's two functions lie apart: the
+            standard deviation of their difference over the rows.
+        p_value: Probability of so large a gap without any; for two explainers on one table, of
+            functions so far apart where both are calibrations of one model (of lists: where all are
+            trainings of one). NaN for what is no term, for terms that only one of the two has, and
+            where what calibrating does is not known, as of files.
         q_value: The same as false discovery rates among the terms (Benjamini and Hochberg).
-        explained: For two explainers on one table, the R² of what the terms tell of the difference between the two
-            models' predictions.
+        explained: For two explainers on one table, the R² of what the terms tell of the difference
+            between the two models' predictions.
         findings: What is worth knowing before the numbers are believed.
         sides: The two accounts.
 
     Example:
         >>> import numpy as np, nobsp
         >>> X = np.random.default_rng(0).normal(size=(400, 2))
-        >>> explainer = nobsp.NObSP(lambda X: 2 * X[:, 0] + X[:, 1], features=["age", "size"]).fit(X)
-        >>> comparison = nobsp.compare(explainer(X[:200] + [1, 0]), explainer(X[:200]), names=("new", "old"))
+        >>> explainer = nobsp.NObSP(
+        ...     lambda X: 2 * X[:, 0] + X[:, 1], features=["age", "size"]
+        ... ).fit(X)
+        >>> comparison = nobsp.compare(
+        ...     explainer(X[:200] + [1, 0]), explainer(X[:200]), names=("new", "old")
+        ... )
         >>> comparison.entries, abs(comparison.gap.value[:, 0]).round(6).tolist()
         (('age', 'size', 'residual'), [2.0, 0.0, 0.0])
     """
@@ -142,15 +152,16 @@ class Comparison:
         return self.confidence
 
     def to_frame(self, output: int | str | None = None) -> NativeFrame:
-        """One row per entry, in the order of `entries`, and where there are several outputs per output.
+        """One row per entry, in the order of `entries`, for each output where there are several.
 
         Args:
             output: Which output; all of them when None.
 
         Returns:
-            Columns term, output, gap, lower, upper; for two explainers on one table change, change_lower and
-            change_upper; for two on two tables rows, functions and both with their lower and upper ends; p_value and
-            q_value. The column gap adds up to the gap of the mean predictions, output by output.
+            Columns term, output, gap, lower, upper; for two explainers on one table change,
+            change_lower and change_upper; for two on two tables rows, functions and both with their
+            lower and upper ends; p_value and q_value. The column gap adds up to the gap of the mean
+            predictions, output by output.
         """
         outputs = range(len(self.output_names)) if output is None else [self.find_output(output)]
         columns: dict[str, list[Any]] = {"term": [], "output": []}
@@ -187,19 +198,20 @@ class Comparison:
     def along(self, feature: str, *, output: int | str | None = None, bins: int = 10) -> Any:
         """Where on its range a feature's own part of the gap arises.
 
-        The rows are put into bins by the feature's value, the same for both. A bin's part is what its rows contribute
-        to the mean over the first account, less the same for the second; contributions are measured from the middle
-        between the two means, so that a bin which both fill alike, with the same function, has none. The parts add up
-        to the feature's.
+        The rows are put into bins by the feature's value, the same for both. A bin's part is what
+        its rows contribute to the mean over the first account, less the same for the second;
+        contributions are measured from the middle between the two means, so that a bin which both
+        fill alike, with the same function, has none. The parts add up to the feature's.
 
         Args:
             feature: Its name.
             output: Which output; may be left out where there is only one.
-            bins: Most bins of a number; a category has one per level, missing values have their own.
+            bins: Most bins of a number; a category has one per level, missing values have their
+                own.
 
         Returns:
-            Columns from, to (numbers), level (names), share_a and share_b of the rows, function_a and function_b (the
-            mean contribution there), part.
+            Columns from, to (numbers), level (names), share_a and share_b of the rows, function_a
+            and function_b (the mean contribution there), part.
         """
         require_whole_number("bins", bins)
         self._require_feature(feature)
@@ -250,7 +262,10 @@ class Comparison:
     def changed(
         self, rate: float = USUAL_RATE, *, output: int | str | None = None
     ) -> tuple[str, ...]:
-        """Terms of which so large a share at most is expected to be named by chance; the strongest evidence first."""
+        """Terms that changed, the strongest evidence first.
+
+        At most a share `rate` of them is expected to be named by chance.
+        """
         require_number("rate", rate, above=0, most=1)
         rates = self.q_value[:, self.find_output(output)]
         order = np.argsort(np.where(np.isfinite(rates), rates, np.inf), kind="stable")
@@ -258,13 +273,19 @@ class Comparison:
 
     @property
     def n_trainings(self) -> tuple[int, int]:
-        """How many trainings of each model the comparison is of; one each where accounts were not given as lists."""
+        """How many trainings of each model were compared.
+
+        One each where accounts were not given as lists.
+        """
         first, second = (len(side.trainings) for side in self.sides)
         return first, second
 
     @property
     def plot(self) -> Plots:
-        """Its plots: `comparison.plot.gaps()`, `comparison.plot.along("age")`, `comparison.plot.two_curves("age")`."""
+        """Its plots, such as `comparison.plot.gaps()`.
+
+        The others are `comparison.plot.along("age")` and `comparison.plot.two_curves("age")`.
+        """
         return Plots(self, ("along", "gaps", "two_curves"))
 
     @property
@@ -278,8 +299,9 @@ class Comparison:
         interval = f"[{_signed(total.lower[0])}, {_signed(total.upper[0])}]"
         unexplained = _signed(self.gap.value[-1, 0], size=size)
         return (
-            f"{self.names[0]} {_plain(first)}, {self.names[1]} {_plain(second)}: a gap of {_signed(total.value[0])} "
-            f"{interval}{self._unit()}, of which the functions leave {unexplained} unexplained"
+            f"{self.names[0]} {_plain(first)}, {self.names[1]} {_plain(second)}: a gap of "
+            f"{_signed(total.value[0])} {interval}{self._unit()}, of which the functions leave "
+            f"{unexplained} unexplained"
         )
 
     def _unit(self) -> str:
@@ -290,7 +312,7 @@ class Comparison:
         return _UNITS.get(link, "")
 
     def _functions_headline(self) -> str:
-        """How much of the difference of two models' predictions the terms tell, then what changed."""
+        """How much of the difference of two models' predictions terms tell, then what changed."""
         assert self.explained is not None
         share = float(self.explained[0])
         if np.isnan(share):
@@ -300,9 +322,15 @@ class Comparison:
             if abs(constant) <= _SAME * largest:
                 return same
             return f"{same}, but for a constant of {_signed(constant)}"
-        told = f"terms explain {max(share, 0.0):.2f} of how the two models' predictions differ from row to row"
+        told = (
+            f"terms explain {max(share, 0.0):.2f} of how the two models' predictions differ from "
+            "row to row"
+        )
         if np.isnan(self.q_value[:, 0]).all():
-            return f"{told}; whether functions changed is not tested, as what calibrating does to them is not known"
+            return (
+                f"{told}; whether functions changed is not tested, as what calibrating does to "
+                "them is not known"
+            )
         names = self.changed(output=0)
         again = "calibrating" if self.n_trainings == (1, 1) else "training"
         if not names:
@@ -314,8 +342,8 @@ class Comparison:
             return f"{told}; changed by more than {again} again makes: {listed}"
 
         return (
-            f"{told}; one training of each cannot tell a changed function from one that training again would move; "
-            f"further apart than calibrating again makes: {listed}"
+            f"{told}; one training of each cannot tell a changed function from one that training "
+            f"again would move; further apart than calibrating again makes: {listed}"
         )
 
     def __repr__(self) -> str:
@@ -400,7 +428,10 @@ def _plain(number: float, *, size: float = 0.0) -> str:
 
 
 def _signed(number: float, *, size: float = 0.0) -> str:
-    """A number with its sign, as people write it; 0 where it is rounding beside numbers of a size."""
+    """A number with its sign, as people write it; 0 where it is mere rounding.
+
+    What is rounding is judged beside numbers of the given `size`.
+    """
     if abs(number) <= _ROUNDING * size:
         return "0"
     return f"{number:+.3g}".replace("-", "−")

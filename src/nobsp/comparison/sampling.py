@@ -18,15 +18,12 @@ from nobsp.comparison.stacks import Stacks
 class Sampled:
     """Means of every entry in every draw of rows and functions."""
 
-    rows: tuple[
-        FloatArray, FloatArray
-    ]  # (draws, models, entries + 1, outputs) on the rows of a and of b
-    squares: (
-        FloatArray | None
-    )  # of the difference of two models on the same rows, (draws, entries + 1, outputs)
-    moved: dict[
-        tuple[int, int], FloatArray
-    ]  # what the drawn copy of the functions adds to the means
+    # Means on the rows of a and on those of b, (draws, models, entries + 1, outputs).
+    rows: tuple[FloatArray, FloatArray]
+    # Variance of the difference of two models on the same rows, (draws, entries + 1, outputs).
+    squares: FloatArray | None
+    # By model and rows, what the drawn copy of the functions adds to the means.
+    moved: dict[tuple[int, int], FloatArray]
     copy: Places  # which copy every draw takes
     combinations: FloatArray | None  # of several trainings, (draws, trainings)
 
@@ -43,7 +40,7 @@ class Sampled:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """A difference of means in every draw, (draws, entries + 1, outputs), by what makes it scatter."""
+    """Differences of means, (draws, entries + 1, outputs), by what makes them scatter."""
 
     on_rows: tuple[FloatArray, FloatArray]  # which rows of a, and of b, were drawn
     moved: FloatArray  # which functions
@@ -56,7 +53,8 @@ class Drawn:
     def freedom(self, of_rows: tuple[float, float]) -> FloatArray:
         """Degrees of freedom that its scatter is known with, from those of the rows of a and of b.
 
-        Welch and Satterthwaite: (Σ v)² / Σ v²/ν over the variances v. How functions scatter counts as known.
+        Welch and Satterthwaite: (Σ v)² / Σ v²/ν over the variances v. How functions scatter counts
+        as known.
         """
         variances = [drawn.var(0) for drawn in (*self.on_rows, self.moved)]
         squares = sum(
@@ -69,17 +67,13 @@ class Drawn:
 
 
 def draw(stacks: Stacks, *, draws: int, generator: np.random.Generator) -> Sampled:
-    """Draws rows and functions anew."""
+    """Draws rows and functions anew; where there are several trainings, combinations of these."""
     squares = None
     if stacks.kind == "functions":
         means, squares = _draw_differences(stacks, draws, generator)
         rows = (means, means)
     else:
-        on_first, on_second = (
-            draw_means(values, side.weights, side.units, draws=draws, generator=generator)
-            for values, side in zip(stacks.values, stacks.sides, strict=True)
-        )
-        rows = (on_first, on_second)
+        rows = _draw_rows(stacks, draws, generator)
 
     if stacks.scatter is not None:
         combinations = stacks.scatter.draw(draws, generator)
@@ -92,20 +86,46 @@ def draw(stacks: Stacks, *, draws: int, generator: np.random.Generator) -> Sampl
             combinations=combinations,
         )
 
-    n_copies = max([deviation.n_copies for deviation in stacks.deviations.values()] + [1])
-    copy = generator.integers(n_copies, size=draws)
-    moved = {}
+    copies = [deviation.n_copies for deviation in stacks.deviations.values()]
+    copy = generator.integers(max([1, *copies]), size=draws)
+    return Sampled(
+        rows=rows,
+        squares=squares,
+        moved=_moved_by(copy, stacks),
+        copy=copy,
+        combinations=None,
+    )
+
+
+def _draw_rows(
+    stacks: Stacks, draws: int, generator: np.random.Generator
+) -> tuple[FloatArray, FloatArray]:
+    """In every draw the means of every entry on the rows of a, and on those of b."""
+    first, second = stacks.sides
+    values_of_first, values_of_second = stacks.values
+    on_first = draw_means(
+        values_of_first, first.weights, first.units, draws=draws, generator=generator
+    )
+    on_second = draw_means(
+        values_of_second, second.weights, second.units, draws=draws, generator=generator
+    )
+    return on_first, on_second
+
+
+def _moved_by(copy: Places, stacks: Stacks) -> dict[tuple[int, int], FloatArray]:
+    """What the copy of the functions that every draw takes adds to the means, by model and rows."""
     bases = {model: _base_deviations(stacks, model) for model, _ in stacks.deviations}
+    moved = {}
     for (model, on_rows), deviation in stacks.deviations.items():
         means = _mean_deviations(stacks, deviation, bases[model])
         moved[model, on_rows] = means[copy % len(means)]
-    return Sampled(rows=rows, squares=squares, moved=moved, copy=copy, combinations=None)
+    return moved
 
 
 def _draw_differences(
     stacks: Stacks, draws: int, generator: np.random.Generator
 ) -> tuple[FloatArray, FloatArray]:
-    """In every draw the means of two models on the same rows, and the variance of their difference."""
+    """For every draw, two models' means on the same rows, and the variance of their difference."""
     side = stacks.sides[0]
     values = stacks.values[0]
     difference = values[:, 0] - values[:, 1]
@@ -116,10 +136,11 @@ def _draw_differences(
 
 
 def _mean_deviations(stacks: Stacks, deviation: Deviations, base: FloatArray | None) -> FloatArray:
-    """What every copy of the functions adds to the mean of every entry, (copies, entries + 1, outputs).
+    """What every copy of the functions adds to each entry's mean, (copies, entries + 1, outputs).
 
-    Predictions are the model's, whatever its functions are. What they move on the rows of their own account is taken up
-    by the base, and on other rows by the residual. `base` is what the base takes up, None where there is none.
+    Predictions are the model's, whatever its functions are. What they move on the rows of their own
+    account is taken up by the base, and on other rows by the residual. `base` is what the base
+    takes up, None where there is none.
     """
     n_outputs = len(stacks.sides[0].explanation.output_names)
     means = np.zeros((max(deviation.n_copies, 1), len(stacks.entries) + 1, n_outputs))
@@ -135,7 +156,7 @@ def _mean_deviations(stacks: Stacks, deviation: Deviations, base: FloatArray | N
 
 
 def _base_deviations(stacks: Stacks, model: int) -> FloatArray | None:
-    """What every copy adds to a model's base: what its terms lose on the rows of its own account."""
+    """What every copy adds to a model's base: what its terms lose on its own account's rows."""
     if stacks.kind == "rows":
         return None
     own_rows = 0 if stacks.kind == "functions" else model
@@ -165,7 +186,7 @@ _THREEFOLD: dict[str, Signs] = {
 
 
 def gap_draws(kind: Kind, sampled: Sampled) -> Drawn:
-    """The same in every draw."""
+    """Mean over a less mean over b, by entries, in every draw."""
     return sampled.part(_GAPS[kind])
 
 

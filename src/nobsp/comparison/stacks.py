@@ -18,7 +18,10 @@ from nobsp.tabular.indexing import Term, column_names
 
 @dataclass(frozen=True, eq=False)
 class Stacks:
-    """Every account as (rows, models, entries + 1, outputs): base, terms, residual, and last the prediction."""
+    """Every account as an array, (rows, models, entries + 1, outputs).
+
+    Entries are base, terms and residual; the prediction comes last.
+    """
 
     kind: Kind
     sides: tuple[Side, Side]
@@ -113,7 +116,10 @@ def _scatter_of(sides: tuple[Side, Side], terms: tuple[Term, ...]) -> Scatter | 
 
 
 def _entries_of(account: Explanation, terms: Sequence[Term], *, has_base: bool) -> FloatArray:
-    """Base, terms, residual and prediction of every row, (rows, entries + 1, outputs); terms it lacks are zero."""
+    """Base, terms, residual and prediction of every row, (rows, entries + 1, outputs).
+
+    Terms that the account lacks are zero.
+    """
     positions = {frozenset(term): position for position, term in enumerate(account.terms)}
     shape = (len(account), 1, len(account.output_names))
     parts = []

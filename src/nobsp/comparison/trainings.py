@@ -1,4 +1,4 @@
-"""Several trainings of a model: what they have in common, and how far training again moves each part."""
+"""Several trainings of a model: what they share, and how far training again moves each part."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def accounts_of(value: object, *, name: str) -> Accounts:
         return (value,)
     if not isinstance(value, tuple | list):
         raise TypeError(
-            f"{name} must be an Explanation, as explainer(X) gives it, or a list of them, one for each training of "
-            f"the model; found {type(value).__name__}."
+            f"{name} must be an Explanation, as explainer(X) gives it, or a list of them, one for "
+            f"each training of the model; found {type(value).__name__}."
         )
     if not value:
         raise ValueError(f"{name} is an empty list; pass at least one explanation.")
@@ -48,16 +48,17 @@ def require_trainings(first: Accounts, second: Accounts) -> None:
         require_alike(reference, account)
         if not same_rows(reference, account):
             raise ValueError(
-                f"{label} is of other rows than {labels[0]}; several trainings are compared on the same rows, in the "
-                "same order."
+                f"{label} is of other rows than {labels[0]}; several trainings are compared on the "
+                "same rows, in the same order."
             )
     for position, account in enumerate(accounts):
         for earlier in range(position):
             if same_functions(accounts[earlier], account):
                 raise ValueError(
-                    f"{labels[earlier]} and {labels[position]} are of the same functions; each must be a training of "
-                    "its own, since their scatter is what changes are measured by. A learner without chance has to be "
-                    "trained on other rows, such as resampled ones."
+                    f"{labels[earlier]} and {labels[position]} are of the same functions; each "
+                    "must be a training of its own, since their scatter is what changes are "
+                    "measured by. A learner without chance has to be trained on other rows, such "
+                    "as resampled ones."
                 )
 
 
@@ -116,7 +117,7 @@ class Scatter:
 
     @classmethod
     def of(cls, sides: Sequence[FloatArray], weights: FloatArray) -> Scatter:
-        """From the entries of every training of either side, (rows, trainings, entries + 1, outputs)."""
+        """From all trainings' entries on either side, (rows, trainings, entries + 1, outputs)."""
         positions = evenly_spaced(len(weights), MOST_ROWS)
         chosen = [values[positions] for values in sides]
         deviations = [values - values.mean(1, keepdims=True) for values in chosen]
@@ -130,10 +131,10 @@ class Scatter:
         )
 
     def draw(self, draws: int, generator: np.random.Generator) -> FloatArray:
-        """Weights of the trainings that make deviations of the difference of two means, (draws, trainings).
+        """Weights of the trainings, (draws, trainings), that make a difference of two means vary.
 
-        Normal combinations of few deviations scatter as these do; that the variance is itself estimated, from
-        `freedom` of them, makes tails heavier, as in Student's distribution.
+        Normal combinations of few deviations scatter as these do; that the variance is itself
+        estimated, from `freedom` of them, makes tails heavier, as in Student's distribution.
         """
         n_trainings = self.values.shape[1]
         normal = generator.standard_normal((draws, n_trainings))
@@ -146,12 +147,12 @@ class Scatter:
         return np.asarray(np.tensordot(combinations, means, axes=(1, 0)))
 
     def products_of(self, entry: int) -> FloatArray:
-        """Covariances over the rows between the deviations of an entry, (outputs, trainings, trainings)."""
+        """Covariances of an entry's deviations over the rows, (outputs, trainings, trainings)."""
         centred = self._centred(entry)
         return np.asarray(np.einsum("r,rto,ruo->otu", self.weights, centred, centred))
 
     def products_with(self, entry: int, difference: FloatArray) -> FloatArray:
-        """Covariances over the rows between an entry's deviations and some function, (trainings, outputs)."""
+        """Covariances over rows of an entry's deviations with a function, (trainings, outputs)."""
         centred = self._centred(entry)
         return np.asarray(
             np.einsum("r,rto,ro->to", self.weights, centred, difference[self.positions])

@@ -33,7 +33,9 @@ Array = NDArray[np.float64]
 def run(
     folder: Path, *, say: Callable[[str], None] = lambda _: None
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Trains three networks, explains and audits them, and writes a page for each and one that links to them.
+    """Trains three networks, explains and audits them, and writes a page for each.
+
+    One more page links to them.
 
     Returns five sentences, every number in them measured, and the same numbers by name.
     """
@@ -71,7 +73,10 @@ def run(
 def _draw_curves(
     curves: Mapping[str, tuple[Array, Array, Array]], recovered: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """Every function beside what was learned of it; what plays no part is drawn to the scale of the others."""
+    """Draws every function beside what was learned of it.
+
+    Functions that play no part are drawn to the scale of the others.
+    """
     all_recovered = [curve for name in recovered for curve in curves[name][1:]]
     drawn = []
     for name, (grid, learned, true) in curves.items():
@@ -93,22 +98,26 @@ def _describe(
     in_words = {0: "no interaction", 1: "one interaction"}
     interactions = in_words.get(cells["pairs"], f"{cells['pairs']} interactions")
     return (
-        f"Known functions: the network's own R² on fresh rows is {functions['network_r2']:.4f}; taken apart, it gives "
-        f"back the four functions it was trained on with a mean R² of {functions['mean_r2']:.4f} (held-out R² of the "
-        f"account: {functions['held_out_r2']:.4f}).",
+        f"Known functions: the network's own R² on fresh rows is {functions['network_r2']:.4f}; "
+        "taken apart, it gives back the four functions it was trained on with a mean R² of "
+        f"{functions['mean_r2']:.4f} (held-out R² of the account: {functions['held_out_r2']:.4f}).",
         f"The column that plays no part gets {functions['idle_share']:.2%} of the output's spread.",
-        f"Breast cancer: {cells['accuracy']:.1%} of {cells['fresh']} fresh cells are right; functions and "
-        f"{interactions} explain its log-odds with a held-out R² of {cells['held_out_r2']:.3f}, on the fresh cells "
-        f"{cells['fresh_r2']:.3f}. Strongest: {', '.join([*cells['strongest']][:3])}.",
-        f"Digits: {digits['accuracy']:.1%} of {digits['fresh']} fresh ones are right; every map and its residual add "
-        f"up to the logit, to {digits['gap']:.0e}.",
-        f"Audit: of {digits['planted']} labels that were made wrong on purpose, {digits['caught']} are among the "
-        f"{digits['suspected']} it suspects.",
+        f"Breast cancer: {cells['accuracy']:.1%} of {cells['fresh']} fresh cells are right; "
+        f"functions and {interactions} explain its log-odds with a held-out R² of "
+        f"{cells['held_out_r2']:.3f}, on the fresh cells {cells['fresh_r2']:.3f}. Strongest: "
+        f"{', '.join([*cells['strongest']][:3])}.",
+        f"Digits: {digits['accuracy']:.1%} of {digits['fresh']} fresh ones are right; every map "
+        f"and its residual add up to the logit, to {digits['gap']:.0e}.",
+        f"Audit: of {digits['planted']} labels that were made wrong on purpose, {digits['caught']} "
+        f"are among the {digits['suspected']} it suspects.",
     )
 
 
 def draw_path(x: Array, y: Array, scale: Sequence[Array]) -> str:
-    """An SVG path through points, in a drawing of 120 × 84 that holds all curves of `scale` with some room."""
+    """An SVG path through points, in a drawing of 120 × 84.
+
+    The drawing holds all curves of `scale`, with some room above and below.
+    """
     low = min(float(curve.min()) for curve in scale)
     high = max(float(curve.max()) for curve in scale)
     room = 0.1 * (high - low)
@@ -127,7 +136,11 @@ def train(
     rate: float,
     decay: float,
 ) -> None:
-    """Trains in place; the learning rate rises and falls to zero, so that the end does not depend on the last batch."""
+    """Trains a network in place.
+
+    The learning rate rises and then falls to zero, so that the end does not depend on the last
+    batch.
+    """
     optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=decay, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, rate, total_steps=epochs * -(-len(inputs) // 64)
@@ -154,8 +167,8 @@ FORMULAS = {"x1": "|x₁|", "x2": "x₂³", "x3": "exp x₃", "x4": "sin 2x₄",
 SAMPLES = 1000
 TRAINING = 800
 NOISE = 0.01
-# Rows to calibrate on, which the network has never seen: what it does on rows that it knows by heart would be taken for
-# what it does on all. They need no targets.
+# Rows to calibrate on, which the network has never seen: what it does on rows that it knows by
+# heart would be taken for what it does on all. They need no targets.
 CALIBRATION = 800
 # Digits labelled wrong on purpose, and those shown.
 PLANTED = 24
@@ -187,9 +200,12 @@ def explain_functions(
         explanation,
         page,
         title="Known functions, recovered from a network",
-        about=f"A network with two hidden layers saw {TRAINING} samples of y = |x1| + x2³ + exp x3 + sin 2x4 + noise, "
-        f"and a fifth column that plays no part. Calibrated on {CALIBRATION} samples that it was not trained on, "
-        "explained on others. Dashed lines are the functions that made the data; the network was never told them.",
+        about=f"A network with two hidden layers saw {TRAINING} samples of y = |x1| + x2³ + "
+        "exp x3 + sin 2x4 + noise, "
+        f"and a fifth column that plays no part. Calibrated on {CALIBRATION} samples that it "
+        "was not trained on, "
+        "explained on others. Dashed lines are the functions that made the data; the network "
+        "was never told them.",
         labels=truth,
         truth=FUNCTIONS,
     )
@@ -232,7 +248,10 @@ def _train_on_functions(x: Array, y: Array, *, epochs: int) -> nn.Sequential:
 
 
 def _curves_beside_truth(explainer: NObSP, rows: Array) -> dict[str, tuple[Array, Array, Array]]:
-    """Per function where it is drawn, what was learned there and what is true, both with mean zero over the rows."""
+    """Per function, the points where it is drawn, what was learned there and what is true.
+
+    Both curves have mean zero over the rows.
+    """
     grid = np.linspace(-2.0, 2.0, 81)
     curves = {}
     for k, (name, true_function) in enumerate(FUNCTIONS.items()):
@@ -266,8 +285,10 @@ def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
         explanation,
         page,
         title="What makes a cell look malignant",
-        about=f"A network with two hidden layers, trained on {len(x)} cells of the Wisconsin breast cancer data, "
-        f"calibrated on {len(unseen)} that it was not trained on, and explained on the other {len(fresh)}. Positive "
+        about=f"A network with two hidden layers, trained on {len(x)} cells of the Wisconsin "
+        "breast cancer data, "
+        f"calibrated on {len(unseen)} that it was not trained on, and explained on the other "
+        f"{len(fresh)}. Positive "
         "contributions speak for malignant. What is explained is the network, not the disease.",
         labels=truth,
         class_names=["benign", "malignant"],
@@ -307,16 +328,11 @@ def _train_on_cells(x: Array, y: NDArray[np.int64], *, epochs: int) -> nn.Sequen
 def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any], list[Any]]:
     """Trains, makes maps, audits labels of which some were planted wrong, and writes the page.
 
-    Returns numbers; digits with their image and the map laid over it; and labels that were planted and found, with
-    the one that the neighbours have and the image.
+    Returns numbers; digits with their image and the map laid over it; and labels that were planted
+    and found, with the one that the neighbours have and the image.
     """
     torch.manual_seed(0)
-    data = load_digits()
-    images = (data.images / 16.0).astype(np.float32)[:, None]
-    split = train_test_split(
-        images, data.target, test_size=1 / 3, random_state=0, stratify=data.target
-    )
-    x, fresh, y, labels = (torch.from_numpy(part) for part in split)
+    x, fresh, y, labels = _split_digits()
     network = _train_on_digits(x, y, epochs=epochs)
     cam = NObSPCam(network, output_names=[str(digit) for digit in range(10)]).fit(x)
     index = ContributionIndex(cam).fit(x, y)
@@ -332,18 +348,8 @@ def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any
 
     of_digit = [np.flatnonzero(right & (truth == digit)) for digit in range(10)]
     shown = _rows_to_show(np.flatnonzero(~right), of_digit)
-    report(
-        cam(fresh[shown], np.argsort(-maps.logits[shown], axis=1)[:, :3]),
-        page,
-        title="Where a network reads digits",
-        about=f"A small convolutional network, trained on {len(x):,} of scikit-learn's handwritten digits and "
-        "explained on digits it has not seen. Those it gets wrong come first.",
-        explainer=cam,
-        images=fresh[shown],
-        labels=truth[shown],
-        hits=index.query(fresh[shown], k=8),
-        gallery=x,
-    )
+    likeliest = np.argsort(-maps.logits[shown], axis=1)[:, :3]
+    _report_digits(page, cam, index, fresh[shown], truth[shown], likeliest=likeliest, gallery=x)
 
     numbers = {
         "accuracy": float(right.mean()),
@@ -361,6 +367,42 @@ def explain_digits(page: Path, *, epochs: int) -> tuple[dict[str, Any], list[Any
     return numbers, _surest_examples(maps, fresh, pictures, of_digit), suspects
 
 
+def _split_digits() -> list[Tensor]:
+    """Images to train on and others, and the labels of both."""
+    data = load_digits()
+    images = (data.images / 16.0).astype(np.float32)[:, None]
+    split = train_test_split(
+        images, data.target, test_size=1 / 3, random_state=0, stratify=data.target
+    )
+    return [torch.from_numpy(part) for part in split]
+
+
+def _report_digits(
+    page: Path,
+    cam: NObSPCam,
+    index: ContributionIndex,
+    images: Tensor,
+    labels: NDArray[np.int64],
+    *,
+    likeliest: NDArray[np.intp],
+    gallery: Tensor,
+) -> None:
+    """Writes the page of some digits, each with maps of its likeliest classes."""
+    report(
+        cam(images, likeliest),
+        page,
+        title="Where a network reads digits",
+        about=f"A small convolutional network, trained on {len(gallery):,} of scikit-learn's "
+        "handwritten digits and "
+        "explained on digits it has not seen. Those it gets wrong come first.",
+        explainer=cam,
+        images=images,
+        labels=labels,
+        hits=index.query(images, k=8),
+        gallery=gallery,
+    )
+
+
 def _largest_gap(maps: ActivationMaps) -> float:
     """The largest distance of a map and its residual from the class's centred logit."""
     centred = maps.logits[np.arange(len(maps)), maps.target] - maps.base_values[maps.target]
@@ -370,7 +412,7 @@ def _largest_gap(maps: ActivationMaps) -> float:
 def _surest_examples(
     maps: ActivationMaps, images: Tensor, pictures: Array, of_digit: Sequence[NDArray[np.intp]]
 ) -> list[Any]:
-    """Of every digit the one that the network is surest of, with its picture and the map laid over it."""
+    """For every digit, the image the network is surest of, plain and with the map laid over it."""
     overlays = maps.overlay(images, opacity=0.85)
     examples = []
     for digit, rows in enumerate(of_digit):

@@ -1,4 +1,4 @@
-"""Functions fitted as scikit-learn fits: models distilled from a teacher, and a selector of columns."""
+"""Functions fitted as in scikit-learn: models distilled from a teacher, and a column selector."""
 
 from nobsp.estimators.distillers import NObSPClassifier, NObSPRegressor
 from nobsp.estimators.selector import Selector

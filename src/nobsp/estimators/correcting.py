@@ -1,8 +1,9 @@
-"""Functions corrected by labels: one ridge step of their heights, judged on rows that it was not fitted on.
+"""Functions corrected by labels: one ridge step of their heights, judged on rows held out from it.
 
-Squared errors for numbers; for classes one Newton step of the logistic loss, z = (y − p) / w with w = p (1 − p) for
-every output. The strength of the ridge is chosen by cross-validation, no step at all among the candidates, and what was
-chosen is compared with the teacher's functions once more on rows set aside: where it is not better, they stay.
+Squared errors for numbers; for classes one Newton step of the logistic loss, z = (y − p) / w with w
+= p (1 − p) for every output. The strength of the ridge is chosen by cross-validation, no step at
+all among the candidates, and what was chosen is compared with the teacher's functions once more on
+rows set aside: where it is not better, they stay.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Correction:
 
     Attributes:
         strength: Strength of the ridge; infinite where the functions are the teacher's.
-        before: Loss of the teacher's functions on the rows set aside: mean squared error, or logarithmic loss.
+        before: Loss of the teacher's functions on the rows set aside: mean squared error, or
+            logarithmic loss.
         after: The same of the corrected functions, never above.
         rows: How many rows were set aside.
     """

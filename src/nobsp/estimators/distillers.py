@@ -28,7 +28,8 @@ from nobsp.frames import frame_of, take_rows
 from nobsp.network.guest import keeps_torch_modes
 from nobsp.tabular import Functions, NObSP
 
-# Share of the rows that a teacher of our own does not see, so that labels there can correct its functions.
+# Share of the rows that a teacher of our own does not see, so that labels there can correct its
+# functions.
 _UNSEEN_BY_TEACHER = 0.25
 # Fewer rows than this are all for the teacher.
 _FEWEST_ROWS = 100
@@ -55,7 +56,7 @@ class _Distiller(ABC, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def _fit(self, X: TableLike, y: AnyArray, teacher: ModelLike) -> Self:
-        """Fits a teacher where there is none, takes its functions, and corrects them where that is asked for."""
+        """Fits a teacher where there is none, takes its functions, and corrects them if asked."""
         require_flag("correct", self.correct)
         if self.random_state is not None:
             require_whole_number("random_state", self.random_state, least=0)
@@ -76,7 +77,10 @@ class _Distiller(ABC, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _teach(self, X: TableLike, y: AnyArray) -> tuple[Any, TableLike, AnyArray]:
-        """A teacher fitted here, and rows for corrections: those that it did not see, where there are enough."""
+        """A teacher fitted here, and rows for corrections.
+
+        These are rows that the teacher did not see, where there are enough; otherwise all of them.
+        """
         teacher = self._default_teacher() if self.teacher is None else clone(self.teacher)
         if not self.correct or len(y) < _FEWEST_ROWS:
             return teacher.fit(X, y), X, y
@@ -88,7 +92,7 @@ class _Distiller(ABC, BaseEstimator):  # type: ignore[misc]
         return teacher, take_rows(X, unseen), y[unseen]
 
     def _given_teacher(self, teacher: ModelLike) -> Any:
-        """A fitted teacher, passed to `fit` or to the constructor; None where one is to be fitted."""
+        """A fitted teacher, passed to `fit` or the constructor; None where one is to be fitted."""
         self._refuse_other_kind(self.teacher if teacher is None else teacher)
         if teacher is not None or self.teacher is None:
             return teacher
@@ -101,7 +105,7 @@ class _Distiller(ABC, BaseEstimator):  # type: ignore[misc]
         return self.teacher
 
     def _refuse_other_kind(self, teacher: ModelLike) -> None:
-        """An error for a regressor that should teach classes, or a classifier that should teach numbers."""
+        """An error for a regressor as teacher of classes, or a classifier as that of numbers."""
         if not hasattr(teacher, "__sklearn_tags__"):  # a network or a function may be either
             return
         if is_classifier(self) and is_regressor(teacher):
@@ -146,14 +150,14 @@ class _Distiller(ABC, BaseEstimator):  # type: ignore[misc]
 
 
 class NObSPRegressor(RegressorMixin, _Distiller):  # type: ignore[misc]
-    """A teacher's functions as a regressor: one function per feature, interactions, and nothing else.
+    """A teacher's functions as a regressor: one per feature, interactions, and nothing else.
 
     Args:
-        teacher: A fitted model of any kind that `NObSP` takes, or an unfitted estimator of scikit-learn that is
-            fitted on the labels; gradient boosting when None.
-        correct: Whether labels correct the functions: one ridge step of their heights, its strength chosen by
-            cross-validation. Rows set aside decide; where the step is not better there, it is not taken. A teacher
-            that is fitted here then leaves a quarter of the rows for it.
+        teacher: A fitted model of any kind that `NObSP` takes, or an unfitted estimator of
+            scikit-learn that is fitted on the labels; gradient boosting when None.
+        correct: Whether labels correct the functions: one ridge step of their heights, its strength
+            chosen by cross-validation. Rows set aside decide; where the step is not better there,
+            it is not taken. A teacher that is fitted here then leaves a quarter of the rows for it.
         interactions: As for `NObSP`.
         max_forward_rows: As for `NObSP`.
         random_state: Seed of the default teacher and of which rows are set aside.
@@ -162,7 +166,8 @@ class NObSPRegressor(RegressorMixin, _Distiller):  # type: ignore[misc]
         functions_: The functions, a `nobsp.Functions`.
         explainer_: The explainer they come from.
         teacher_: The fitted teacher.
-        correction_: What labels changed, with losses before and after on the rows set aside; None without `correct`.
+        correction_: What labels changed, with losses before and after on the rows set aside; None
+            without `correct`.
 
     Example:
         >>> import numpy as np, nobsp
@@ -214,12 +219,13 @@ class NObSPRegressor(RegressorMixin, _Distiller):  # type: ignore[misc]
 
 
 class NObSPClassifier(ClassifierMixin, _Distiller):  # type: ignore[misc]
-    """A teacher's functions as a classifier: one function per feature, interactions, and nothing else.
+    """A teacher's functions as a classifier: one per feature, interactions, and nothing else.
 
     Args:
-        teacher: A fitted model of any kind that `NObSP` takes, or an unfitted estimator of scikit-learn that is
-            fitted on the labels; gradient boosting when None.
-        correct: Whether labels correct the functions; see `NObSPRegressor`. Here it is one Newton step.
+        teacher: A fitted model of any kind that `NObSP` takes, or an unfitted estimator of
+            scikit-learn that is fitted on the labels; gradient boosting when None.
+        correct: Whether labels correct the functions; see `NObSPRegressor`. Here it is one Newton
+            step.
         interactions: As for `NObSP`.
         max_forward_rows: As for `NObSP`.
         random_state: Seed of the default teacher and of which rows are set aside.
@@ -229,7 +235,8 @@ class NObSPClassifier(ClassifierMixin, _Distiller):  # type: ignore[misc]
         functions_: The functions, a `nobsp.Functions`.
         explainer_: The explainer they come from.
         teacher_: The fitted teacher.
-        correction_: What labels changed, with losses before and after on the rows set aside; None without `correct`.
+        correction_: What labels changed, with losses before and after on the rows set aside; None
+            without `correct`.
 
     Example:
         >>> import numpy as np, nobsp

@@ -16,16 +16,19 @@ from nobsp.tabular import NObSP
 
 
 class Selector(SelectorMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
-    """Keeps the fewest columns that still explain a model, the others taking over; see `NObSP.fewest_features`.
+    """Keeps the fewest columns that still explain a model; see `NObSP.fewest_features`.
+
+    The columns kept take over what the others explained.
 
     Args:
-        model: A fitted model of any kind that `NObSP` takes, or an unfitted estimator of scikit-learn, which is fitted
-            on the rows.
+        model: A fitted model of any kind that `NObSP` takes, or an unfitted estimator of
+            scikit-learn, which is fitted on the rows.
         share: Share of what all features explain on held-out rows that must be left.
         max_forward_rows: As for `NObSP`.
 
     Attributes:
-        fewest_: What was found, a `FewestFeatures`: the order in which features went, and what each number explains.
+        fewest_: What was found, a `FewestFeatures`: the order in which features went, and what each
+            number explains.
         support_: Which columns are kept.
 
     Example:
@@ -71,7 +74,10 @@ class Selector(SelectorMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignor
         return self
 
     def __sklearn_tags__(self) -> Any:
-        """As scikit-learn's, with missing numbers allowed: whether they can be read is the model's to say."""
+        """As scikit-learn's, with missing numbers allowed.
+
+        Whether they can be read is for the model to say.
+        """
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags

@@ -12,7 +12,7 @@ from scipy.spatial.distance import pdist
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, IntArray
 from nobsp.arguments import array_of, quote, require_number, require_whole_number
 from nobsp.metrics.arrays import Groups, as_array, is_constant, pearson, require_rows, undefined
-from nobsp.network.inputs import resolve_features
+from nobsp.network.columns import resolve_features
 
 # What the difference of two sums leaves of an exact zero must not decide which pairs are close.
 _ROUNDING = 1e-12
@@ -206,7 +206,7 @@ def _pairs_isolating(
 
 
 def delta_agreement(attributions: ArrayLike, outputs: ArrayLike, pairs: Pairs) -> DeltaAgreement:
-    """Compares changes of the output with those of the attribution, over pairs that isolate a feature.
+    """Compares changes of the output and of the attribution, over pairs that isolate a feature.
 
     Args:
         attributions: What an explanation assigns to each feature, shape (rows, features).

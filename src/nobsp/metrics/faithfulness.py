@@ -17,7 +17,7 @@ from nobsp.metrics.arrays import (
     targets_of,
     undefined,
 )
-from nobsp.network.inputs import resolve_features
+from nobsp.network.columns import resolve_features
 
 
 @dataclass(frozen=True, eq=False)

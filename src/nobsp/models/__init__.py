@@ -1,5 +1,8 @@
-"""Any model as one torch module of a matrix: adapters for other libraries, imported only when they are needed."""
+"""Any model as one torch module of a matrix, with adapters for other libraries.
 
-from nobsp.models.inputs import adapt
+These libraries are imported only when they are needed.
+"""
+
+from nobsp.models.adapting import adapt
 
 __all__ = ["adapt"]

@@ -1,4 +1,7 @@
-"""Functions of numpy rows as torch modules; frames with categories and missing numbers as matrices, and back."""
+"""Functions of numpy rows as torch modules, and frames as matrices and back.
+
+The frames may have categories and missing numbers.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,19 @@ _LAYOUT = ("columns", "names", "levels", "kinds", "absent")
 
 # The code of a missing name.
 _MISSING = -1
-# What stands for a missing name in columns of Python objects, by the kind of the column: encoders tell the two apart.
+# What stands for a missing name in columns of Python objects, by the kind of the column: encoders
+# tell the two apart.
 _GAPS: dict[str, Any] = {"object with None": None, "object with NaN": float("nan")}
 
 
 class Coded:
-    """Turns rows into a matrix: codes for names, and for numbers that may be missing a second column that says so.
+    """Turns rows into a matrix: codes for names, and marks for numbers that may be missing.
 
-    Levels that were not there at calibration have one code together where a network takes the codes as they are
-    (`shares_unseen`). A model that is given the levels back gets the very ones: their codes hold while
-    `unseen_levels()` does, and nothing of them is kept here.
+    For each column of such numbers, a second column says where they are missing.
+
+    Levels that were not there at calibration have one code together where a network takes the codes
+    as they are (`shares_unseen`). A model that is given the levels back gets the very ones: their
+    codes hold while `unseen_levels()` does, and nothing of them is kept here.
     """
 
     def __init__(
@@ -100,7 +106,11 @@ class Coded:
         return cls(*(layout[name] for name in _LAYOUT), shares_unseen=shares_unseen)
 
     def __call__(self, X: TableLike) -> Array:
-        """Rows as a matrix of finite numbers: the columns, then for those that may be missing whether they are."""
+        """Rows as a matrix of finite numbers.
+
+        First come the columns, then, for each that may have missing numbers, a column that says
+        where they are.
+        """
         frame = nw.from_native(X, eager_only=True, pass_through=True)
         if isinstance(frame, nw.DataFrame):
             columns = [np.asarray(frame[:, k].to_numpy()) for k in range(len(frame.columns))]
@@ -122,7 +132,7 @@ class Coded:
         return matrix
 
     def back(self, matrix: Array) -> Any:
-        """The matrix as the model was given rows: a frame where columns have names, else an array."""
+        """The matrix as the model was given rows: a frame where columns have names, or an array."""
         columns: dict[int, Any] = {k: matrix[:, k] for k in range(self.columns)}
         for number, k in enumerate(self.absent):
             is_absent = matrix[:, self.columns + number] > 0.5
@@ -156,8 +166,8 @@ class Coded:
         if unseen is None:
             column = k if self.names is None else self.names[k]
             raise ValueError(
-                f"column {column!r} has the level {value!r}, which was not among the calibration rows; pass one "
-                "that was."
+                f"column {column!r} has the level {value!r}, which was not among the calibration "
+                "rows; pass one that was."
             )
         return first + unseen.number(k, value)
 
@@ -199,7 +209,10 @@ class _Table(NamedTuple):
 
     @classmethod
     def of(cls, X: TableLike) -> _Table | None:
-        """The columns; None where it is neither, or names stand twice, which whatever reads it next says."""
+        """The columns; None where `X` is neither a frame nor a matrix, or names stand twice.
+
+        Whatever reads it next reports what is wrong.
+        """
         try:
             frame = nw.from_native(X, eager_only=True, pass_through=True)
         except nw.exceptions.DuplicateError:
@@ -261,7 +274,10 @@ def _kind_of_names(column: Any) -> str:
 
 
 def _holds_names(column: Any) -> bool:
-    """Whether a column is neither numbers nor truth values; an array of objects where there is a text among them."""
+    """Whether a column is neither numbers nor truth values.
+
+    An array of objects counts as such where there is a text among them.
+    """
     if isinstance(column, np.ndarray):
         has_objects = column.dtype.kind in "OU"
         return has_objects and any(isinstance(value, str) for value in column.tolist())
@@ -277,10 +293,13 @@ def _floats(column: AnyArray) -> Array:
 
 
 class Runs(nn.Module):
-    """Runs a function on float64 rows; with `weight` its values enter a linear head, without they are the outputs."""
+    """Runs a function on float64 rows.
 
-    # The function was there before this module, so that nothing leads from it back here: a stand-in needs no search
-    # through the objects of a model, which may be hundreds of thousands.
+    With `weight` its values enter a linear head; without, they are the outputs.
+    """
+
+    # The function was there before this module, so that nothing leads from it back here: a stand-in
+    # needs no search through the objects of a model, which may be hundreds of thousands.
     refers_to_no_module = True
 
     def __init__(
@@ -333,7 +352,10 @@ def numbers_of(returned: Any, rows: int) -> Array:
 
 
 def log_odds(probabilities: Array) -> Array:
-    """Log-odds of the second of two classes, or centred logarithms; probabilities of 0 are taken as 1e-12."""
+    """Log-odds of the second of two classes, or centred logarithms for several.
+
+    Probabilities of 0 are taken as 1e-12.
+    """
     return odds_of_logs(np.log(np.clip(probabilities, 1e-12, None)))
 
 
@@ -345,7 +367,7 @@ def odds_of_logs(logs: Array) -> Array:
     return centred
 
 
-# ---------------------------------------------------------------------- levels that calibration did not see
+# -------------------------------------------------------------- levels that calibration did not see
 
 
 @dataclass(eq=False)
@@ -375,7 +397,10 @@ _current = _Current()
 
 @contextmanager
 def unseen_levels() -> Iterator[UnseenLevels]:
-    """Gives levels that calibration did not see codes that hold until the end of the block, in this thread."""
+    """Gives codes to levels that calibration did not see.
+
+    The codes hold until the end of the block, in this thread.
+    """
     before = _current.levels
     levels = UnseenLevels()
     try:

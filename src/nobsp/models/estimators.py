@@ -1,4 +1,4 @@
-"""Fitted scikit-learn models: networks as torch modules, anything else as the function it computes."""
+"""Fitted scikit-learn models: networks as torch modules, others as the function they compute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ACTIVATIONS = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh
 
 
 def adapt_estimator(model: ModelLike, coded: Coded | None) -> Adapted | None:
-    """A fitted scikit-learn estimator, or one of another library with the same manners; None for anything else."""
+    """A fitted estimator of scikit-learn, or of a library that works alike; None for others."""
     from sklearn import config_context
     from sklearn.utils.validation import check_is_fitted
 
@@ -44,11 +44,13 @@ def adapt_estimator(model: ModelLike, coded: Coded | None) -> Adapted | None:
         return replace(adapted, feature_names=_names_of(model) or adapted.feature_names)
 
     if type(last).__module__.startswith("xgboost") and _gives_sparse(preprocessing[-1][-1]):
-        # What a sparse matrix does not hold is missing to XGBoost: rows written out would be other rows.
+        # What a sparse matrix does not hold is missing to XGBoost: rows written out would be other
+        # rows.
         return whole_pipeline(model, coded)
 
     encode = encoder_of(preprocessing)
-    # Codes of the last step are of columns that the caller does not see, and so are thresholds unless scaled only.
+    # Codes of the last step are of columns that the caller does not see, and so are thresholds
+    # unless scaled only.
     steps: dict[int, Array] = {}
     kinds = {type(step).__name__ for part in preprocessing for step in part}
     if kinds <= _SCALERS:
@@ -93,7 +95,10 @@ def _split_pipeline(model: ModelLike) -> tuple[list[Any], Any]:
 
 
 def _adapt_last_step(model: ModelLike, coded: Coded | None) -> Adapted | None:
-    """An estimator without preprocessing: a network, trees, or a function; None for what does not predict."""
+    """An estimator without preprocessing, as a network, trees, or a function.
+
+    None for what does not predict.
+    """
     from sklearn.neural_network import MLPClassifier, MLPRegressor
 
     if isinstance(model, MLPClassifier | MLPRegressor):
@@ -109,7 +114,10 @@ def _adapt_last_step(model: ModelLike, coded: Coded | None) -> Adapted | None:
 
 
 def whole_pipeline(model: ModelLike, coded: Coded | None) -> Adapted:
-    """A pipeline as one function of the caller's columns, for those whose preprocessing mixes columns."""
+    """A pipeline as one function of the caller's columns.
+
+    It is for pipelines whose preprocessing mixes columns.
+    """
     adapted = _adapt_function(model, coded)
     layout = {"whole": True, **(adapted.layout or {})}
     return replace(adapted, feature_names=_names_of(model), layout=layout)
@@ -123,7 +131,7 @@ def _with_coding(adapted: Adapted, coded: Coded | None) -> Adapted:
 
 
 def _rows_for(coded: Coded | None, names: Sequence[str] | None) -> Callable[[Array], Any]:
-    """What makes of a matrix the rows that the model was fitted on: a frame where that had names."""
+    """What turns a matrix into rows as the model was fitted on: a frame where these had names."""
     if coded is not None:
         return coded.back
     if names is None:
@@ -179,8 +187,8 @@ def _adapt_function(model: ModelLike, coded: Coded | None) -> Adapted:
         method = "decision_function"
     elif names is not None:
         raise TypeError(
-            f"model is a {type(model).__name__}, which only names classes; pass one with predict_proba or "
-            "decision_function, or a function that returns numbers."
+            f"model is a {type(model).__name__}, which only names classes; pass one with "
+            "predict_proba or decision_function, or a function that returns numbers."
         )
     elif _has_log_link(_last_step(model)):
         link = "exp"
@@ -201,7 +209,10 @@ def _last_step(model: ModelLike) -> Any:
 
 
 def _has_log_link(model: ModelLike) -> bool:
-    """Whether a model is one of scikit-learn's generalised linear ones, whose mean is the exponential of a sum."""
+    """Whether a model is a generalised linear one of scikit-learn with a log link.
+
+    The mean is then the exponential of a sum.
+    """
     if not type(model).__module__.startswith("sklearn.linear_model"):
         return False
     kind = type(model).__name__
@@ -221,7 +232,10 @@ def _linear_predictor(model: ModelLike, rows: Any) -> Array:
 
 
 def _transformed_target(model: ModelLike, coded: Coded | None) -> Adapted | None:
-    """A regressor of a transformed target: in the target's own units where these are a linear change away."""
+    """A regressor of a transformed target.
+
+    It is in the target's own units where these are a linear change away.
+    """
     inner = adapt_estimator(model.regressor_, coded)
     if inner is None:
         return None
@@ -277,7 +291,10 @@ _KINDS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int
 
 
 def adapt_session(session: Any) -> Adapted:
-    """An onnxruntime session with one matrix as input: its output, or log-odds where it has probabilities."""
+    """An onnxruntime session with one matrix as input.
+
+    It gives the session's output, or log-odds where that has probabilities.
+    """
     inputs = session.get_inputs()
     dtype = _KINDS.get(inputs[0].type)
     outputs = session.get_outputs()
@@ -285,7 +302,8 @@ def adapt_session(session: Any) -> Adapted:
     if len(inputs) != 1 or dtype is None or not floats:
         described = [(part.name, part.type) for part in inputs]
         raise TypeError(
-            f"model is an onnxruntime session with the inputs {described} and {len(floats)} outputs of floats; pass a "
+            f"model is an onnxruntime session with the inputs {described} and {len(floats)} "
+            "outputs of floats; pass a "
             "function of one matrix that runs it, such as lambda X: session.run(None, {...})[0]."
         )
 

@@ -1,7 +1,9 @@
-"""The trees of libraries as plain arrays, so that grids need no forward pass; None for trees of a kind not read here.
+"""The trees of libraries as plain arrays, so that grids need no forward pass.
 
-Read are numbers that part at a cut. Categories, trees with linear leaves or several numbers at a leaf, dropped trees
-(DART) and zeros that count as missing are left to the library.
+None stands for trees of a kind that is not read here.
+
+Read are numbers that part at a cut. Categories, trees with linear leaves or several numbers at a
+leaf, dropped trees (DART) and zeros that count as missing are left to the library.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from nobsp.network.forest import Array, Forest, Tree
 
 
 def groups_of_trees(ends: Sequence[int], *, outputs: int) -> NDArray[np.intp]:
-    """Per round and output the number of the representation that its trees add to, (rounds, outputs)."""
+    """Per round and output, which number of the representation its trees add to.
+
+    The shape is (rounds, outputs).
+    """
     sizes = [last - first for first, last in pairwise(ends)]
     part = np.repeat(np.arange(len(sizes)), sizes)
     return np.asarray(part[:, None] * outputs + np.arange(outputs), dtype=np.intp)
@@ -106,7 +111,10 @@ def _lightgbm_tree(root: Any) -> Tree | None:
 
 
 def read_histogram_boosting(model: ModelLike, ends: Sequence[int]) -> Forest | None:
-    """Trees of scikit-learn's histogram boosting, by ranges of rounds; the first has the model's base."""
+    """Trees of scikit-learn's histogram boosting, by ranges of rounds.
+
+    The first range has the model's base.
+    """
     stages = [[predictor.nodes for predictor in stage] for stage in model._predictors]
     trees = [_histogram_tree(nodes) for stage in stages for nodes in stage]
     if getattr(model, "is_categorical_", None) is not None:
@@ -136,7 +144,10 @@ def _histogram_tree(nodes: Any) -> Tree:
 
 
 def read_mean_of_trees(trees: Sequence[Any], ends: Sequence[int], *, classes: int) -> Forest | None:
-    """Trees of a forest of scikit-learn, which answers with their mean: a number, or the share of the second class."""
+    """Trees of a forest of scikit-learn, which answers with their mean.
+
+    The mean is a number, or the share of the second of two classes.
+    """
     if classes > 2:
         return None
     groups = groups_of_trees(ends, outputs=1)

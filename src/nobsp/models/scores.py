@@ -1,4 +1,4 @@
-"""Log-odds of classifiers: their own scores where these are what their probabilities are made of."""
+"""Log-odds of classifiers: their own scores where their probabilities are made of these."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _NEAR = 1e-6
 
 
 class ClassScores:
-    """Log-odds of rows, from `decision_function` as long as its sigmoid or softmax is `predict_proba`.
+    """Log-odds of rows, by `decision_function` while its sigmoid or softmax is `predict_proba`.
 
-    Probabilities near 0 and 1 are rounded, so that their log-odds end near ±28 where scores go on. Platt scaling,
-    one-vs-rest and the like have probabilities of another form: once rows were seen where the two differ, scores
-    are not asked for again.
+    Probabilities near 0 and 1 are rounded, so that their log-odds end near ±28 where scores go on.
+    Platt scaling, one-vs-rest and the like have probabilities of another form: once rows were seen
+    where the two differ, scores are not asked for again.
     """
 
     def __init__(self, model: ModelLike, rows: Callable[[Array], Any]) -> None:
@@ -60,7 +60,7 @@ class ClassScores:
 
 
 def _agree(scores: Array, probabilities: Array) -> bool:
-    """Whether the softmax of scores is the given probabilities in every row that has finite ones."""
+    """Whether the softmax of scores is the given probabilities in every row with finite ones."""
     finite = np.isfinite(scores).all(1) & np.isfinite(probabilities).all(1)
     powers = np.exp(scores[finite] - scores[finite].max(1, keepdims=True))
     chances = powers / powers.sum(1, keepdims=True)

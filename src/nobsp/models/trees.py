@@ -1,7 +1,7 @@
-"""Tree models as sums of groups of trees: margins, and the thresholds at which their functions step.
+"""Tree models as sums of groups of trees: margins, and thresholds where their functions step.
 
-What a group of trees answers is one number of the representation and the head adds the groups up, so that corrections
-can weigh early and late trees, or some trees of a forest, differently.
+What a group of trees answers is one number of the representation and the head adds the groups up,
+so that corrections can weigh early and late trees, or some trees of a forest, differently.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class Trees:
 
 
 def read_trees(model: ModelLike) -> Trees | None:
-    """A model of XGBoost, LightGBM, CatBoost, scikit-learn or interpret as blocks of trees; None for any other."""
+    """A model as blocks of trees; None where it is of a kind not read.
+
+    Models are read of XGBoost, LightGBM, CatBoost, scikit-learn and interpret.
+    """
     read = _reader_of(model)
     trees = None if read is None else read(model)
     if trees is None:
@@ -114,7 +117,7 @@ def _quantile_names(model: ModelLike, outputs: int) -> tuple[str, ...] | None:
 
 
 def both_sides(thresholds: Iterable[Any], *, single: bool, below: bool) -> Array:
-    """Per threshold two neighbouring numbers between which a model goes from one side to the other."""
+    """Per threshold, two neighbouring numbers between which a model changes sides."""
     cuts = np.unique(np.array(list(thresholds), dtype=np.float64))
     cuts = cuts[np.abs(cuts) < _NO_NUMBER_PASSES]
     precision: Any = np.float32 if single else np.float64
@@ -129,7 +132,10 @@ def both_sides(thresholds: Iterable[Any], *, single: bool, below: bool) -> Array
 def steps_before(
     encode: Callable[[Array], Array], steps: Mapping[int, Array], width: int
 ) -> dict[int, Array]:
-    """Thresholds of columns that were scaled, each by itself and upwards, as numbers of the columns before that."""
+    """Thresholds of scaled columns, as numbers of the columns before scaling.
+
+    Each column was scaled by itself and upwards.
+    """
     most_steps = max(map(len, steps.values()), default=0)
     last_below = np.full((most_steps, width), np.inf)
     for column, sides in steps.items():
@@ -148,7 +154,10 @@ def steps_before(
 
 
 def _part(is_below: Callable[[Array], NDArray[np.bool_]], shape: tuple[int, ...]) -> Array:
-    """The last number that is below and the first that is not, (*shape, 2), by halving the numbers in their order."""
+    """The last number that is below and the first that is not, shape (*shape, 2).
+
+    They are found by halving the numbers in their order.
+    """
     # As whole numbers in the same order, neighbours one apart.
     low = np.full(shape, -np.inf).view(np.int64) ^ np.iinfo(np.int64).max
     high = np.full(shape, np.inf).view(np.int64)
@@ -203,9 +212,12 @@ def _in_ranges(
     *,
     prepare: Callable[[Any], Any] = lambda X: X,
 ) -> Groups | None:
-    """Ranges of rounds as groups; None where what the library adds to every range differs from row to row.
+    """Ranges of rounds as groups; None where these cannot be added up.
 
-    `prepare` makes of rows what `margin` takes, once for all ranges: reading a frame takes longer than the trees do.
+    This is where what the library adds to every range differs from row to row.
+
+    `prepare` makes of rows what `margin` takes, once for all ranges: reading a frame takes longer
+    than the trees do.
     """
     ranges = list(pairwise(_ends(rounds)))
 
@@ -268,6 +280,30 @@ def _xgboost(model: ModelLike) -> Trees | None:
     if splits is None:
         return None
 
+    groups = _xgboost_groups(booster, rounds, splits)
+    if groups is None:
+        return None
+
+    names = booster.feature_names
+    objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
+    family = objective.partition(":")[0]
+    return Trees(
+        function=groups.function,
+        weight=groups.weight,
+        base=groups.base,
+        link=_XGBOOST_LINKS.get(objective) or _XGBOOST_LINKS.get(family, "identity"),
+        steps=_steps(splits.columns, splits.cuts, single=True, below=True),
+        about=bytes(booster.save_raw("ubj")),
+        codes=tuple(sorted(splits.codes)),
+        names=None if names is None else tuple(names),
+        forest=read_xgboost(_description(booster), _ends(rounds), outputs=len(groups.base)),
+    )
+
+
+def _xgboost_groups(booster: Any, rounds: int, splits: _Splits) -> Groups | None:
+    """XGBoost's trees in groups; None where these do not add up to the margin."""
+    import xgboost as xgb
+
     names = booster.feature_names
     types = booster.feature_types
 
@@ -289,23 +325,7 @@ def _xgboost(model: ModelLike) -> Trees | None:
         return booster.predict(data, output_margin=True, iteration_range=(first, last))
 
     probe = _some_rows(booster.num_features(), splits.columns, splits.cuts)
-    groups = _in_ranges(margin, rounds, probe, prepare=prepare)
-    if groups is None:
-        return None
-
-    objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
-    family = objective.partition(":")[0]
-    return Trees(
-        function=groups.function,
-        weight=groups.weight,
-        base=groups.base,
-        link=_XGBOOST_LINKS.get(objective) or _XGBOOST_LINKS.get(family, "identity"),
-        steps=_steps(splits.columns, splits.cuts, single=True, below=True),
-        about=bytes(booster.save_raw("ubj")),
-        codes=tuple(sorted(splits.codes)),
-        names=None if names is None else tuple(names),
-        forest=read_xgboost(_description(booster), _ends(rounds), outputs=len(groups.base)),
-    )
+    return _in_ranges(margin, rounds, probe, prepare=prepare)
 
 
 @dataclass(frozen=True, eq=False)
@@ -432,7 +452,7 @@ def _lightgbm_splits(dump: Mapping[str, Any]) -> _Splits:
 
 
 def _lightgbm_probe(booster: Any, dump: Mapping[str, Any], splits: _Splits) -> Any:
-    """Rows that fall on different sides of thresholds; a frame where the model knows categories of pandas."""
+    """Rows on different sides of thresholds; a frame where the model knows pandas categories."""
     rows = _some_rows(booster.num_feature(), splits.columns, splits.cuts)
     if not booster.pandas_categorical:
         return rows
@@ -450,7 +470,10 @@ def _lightgbm_probe(booster: Any, dump: Mapping[str, Any], splits: _Splits) -> A
 
 
 def _codes_of_levels(X: TableLike, known: Sequence[Sequence[Any]]) -> Any:
-    """A frame as the matrix that LightGBM makes of it at every call: codes of the levels it was trained on."""
+    """A frame as the matrix that LightGBM makes of it at every call.
+
+    Categories are codes of the levels that it was trained on.
+    """
     if not known or isinstance(X, np.ndarray):
         return X
 

@@ -1,4 +1,7 @@
-"""Auditing predictions and labels by their neighbours: likely errors, mislabels, boundary cases and outliers."""
+"""Audits of predictions and labels by their neighbours.
+
+They find likely errors, mislabels, boundary cases and outliers.
+"""
 
 from __future__ import annotations
 
@@ -49,31 +52,36 @@ class Audit(NamesFromElsewhere):
     """What an audit found, row by row.
 
     Attributes:
-        rows: Positions of the audited rows: in `X`, or in the database where that itself was audited.
+        rows: Positions of the audited rows: in `X`, or in the database where that itself was
+            audited.
         predicted: The predicted class; of a regression the value.
         labels: The labels given; None without.
         confidence: Softmax probability of the predicted class; NaN for a regression.
         joint: Joint confidence that the prediction is right, from 0 to 1.
-        joint_kind: "cross-validated" where it was fitted to the labels given; "given" where it was fitted before;
-            "fixed" for the rule without labels.
-        typicality: Share of the database's own rows that are further from their neighbours, in both spaces together;
-            below 1/1000 where hardly any is. Inputs from elsewhere have next to none.
+        joint_kind: "cross-validated" where it was fitted to the labels given; "given" where it was
+            fitted before; "fixed" for the rule without labels.
+        typicality: Share of the database's own rows that are further from their neighbours, in both
+            spaces together; below 1/1000 where hardly any is. Inputs from elsewhere have next to
+            none.
         errors: Whether the joint confidence is below one half.
         boundary: Whether the activation purity is that of a boundary case.
         outliers: Whether the typicality is below the quantile chosen.
         mislabels: Whether the label is suspected to be wrong; None without labels.
-        label_score: Probability that the label is right, by neighbours, class centroids and cross-fitted heads that did
-            not see it: the less, the more suspicious; None without labels.
+        label_score: Probability that the label is right, by neighbours, class centroids and
+            cross-fitted heads that did not see it: the less, the more suspicious; None without
+            labels.
         suggested: The class that they make most probable, or the value that they expect.
         reasons: In words, why a row was flagged; empty for others.
         signals: What the joint confidence is made of, by name.
-        joint_model: The fitted logistic regression, for `audit(..., joint=)` of other rows; None for the fixed rule.
-        auroc: How well each signal tells right from wrong predictions, without rows whose label is suspected; empty
-            below 20 errors.
+        joint_model: The fitted logistic regression, for `audit(..., joint=)` of other rows; None
+            for the fixed rule.
+        auroc: How well each signal tells right from wrong predictions, without rows whose label is
+            suspected; empty below 20 errors.
         by_contributions: The neighbours by evidence.
         by_activations: The neighbours by activations.
-        outputs: Where rows may have several classes: the class that a line is about. There is a line for each row and
-            class; labels, predicted and suggested say whether the row is of it. None otherwise.
+        outputs: Where rows may have several classes: the class that a line is about. There is a
+            line for each row and class; labels, predicted and suggested say whether the row is of
+            it. None otherwise.
         expected_error: How far the prediction of a regression is off, on average; None for classes.
         whole: The audit that these rows were taken from, `audit[rows]`; None for one of all rows.
     """
@@ -106,7 +114,10 @@ class Audit(NamesFromElsewhere):
         return len(self.rows)
 
     def __getitem__(self, rows: Any) -> Audit:
-        """Some of the rows, by position, slice, list of positions or mask; what was found about all of them stays."""
+        """Some of the rows, by position, slice, list of positions or mask.
+
+        What was found about all of them stays.
+        """
         chosen = np.atleast_1d(np.arange(len(self))[rows])
         parts: dict[str, Any] = {"reasons": tuple(self.reasons[row] for row in chosen)}
         parts["signals"] = {name: values[chosen] for name, values in self.signals.items()}
@@ -121,14 +132,15 @@ class Audit(NamesFromElsewhere):
     def ranking(self) -> NDArray[np.int64]:
         """Positions of all rows, the most suspicious first.
 
-        Suspected labels come first, the least probable before others; then likely errors, outliers and boundary
-        cases, and rows without a finding, each by their joint confidence.
+        Suspected labels come first, the least probable before others; then likely errors, outliers
+        and boundary cases, and rows without a finding, each by their joint confidence.
         """
         no_rows = np.zeros(len(self), dtype=bool)
         suspected = no_rows if self.mislabels is None else self.mislabels
         unflagged = np.array([not reason for reason in self.reasons], dtype=bool)
 
-        # A wrong label is often predicted with confidence, so the joint confidence says nothing about it.
+        # A wrong label is often predicted with confidence, so the joint confidence says nothing
+        # about it.
         doubt = self.joint
         if self.label_score is not None:
             doubt = np.where(suspected, self.label_score, self.joint)
@@ -148,7 +160,10 @@ class Audit(NamesFromElsewhere):
 
     @property
     def expected_errors(self) -> dict[Any, float]:
-        """How many labels of each class (of a regression: of all) are expected to be wrong; empty without labels."""
+        """How many labels of each class are expected to be wrong; empty without labels.
+
+        For a regression there is one number, for all labels.
+        """
         if self.labels is None or self.label_score is None:
             return {}
         if self.expected_error is not None:
@@ -161,7 +176,7 @@ class Audit(NamesFromElsewhere):
 
     @property
     def agreement(self) -> float | None:
-        """Share of rows whose label the model predicts; None without labels and for a regression."""
+        """Share of rows whose label the model predicts; None without labels or for a regression."""
         if self.labels is None or self.expected_error is not None:
             return None
         return float((self.predicted == self.labels).mean())
@@ -171,18 +186,20 @@ class Audit(NamesFromElsewhere):
         if self.agreement != 1.0 or len(self) < _FEWEST_TELLING:
             return ""
         return (
-            "note: the model predicts every label. If it was trained on these labels, it has learnt the wrong ones, "
-            "too, and they cannot be found: audit with a model that was trained on other rows, for example one fold "
-            "of a cross-validation at a time."
+            "note: the model predicts every label. If it was trained on these labels, it has "
+            "learnt the wrong ones, too, and they cannot be found: audit with a model that was "
+            "trained on other rows, for example one fold of a cross-validation at a time."
         )
 
     def to_frame(self) -> NativeFrame:
-        """One line per row, the most suspicious first: a pandas frame, or a polars one where pandas is missing.
+        """One line per row, the most suspicious first, in pandas, or in polars if that is missing.
 
-        `row` has the positions, and a pandas frame has them as its index, so that `frame.sort_index()` restores the
-        order of the rows and a join finds the right ones. With labels, cleanlab's columns stand beside ours:
-        `is_label_issue`, `label_score`, `given_label` and `predicted_label`, which is the class, or value, suggested.
-        Where rows may have several classes, there is a line for each row and class, and `output` names the class.
+        `row` has the positions, and a pandas frame has them as its index, so that
+        `frame.sort_index()` restores the order of the rows and a join finds the right ones. `label`
+        is the label that was given, `predicted` what the model says, and `suggested` what the label
+        should probably be (cleanlab's `given_label` and `predicted_label` are `label` and
+        `suggested`); `is_label_issue` and `label_score` are called as in cleanlab. Where rows may
+        have several classes, there is a line for each row and class, and `output` names the class.
         Purities are shares of neighbours whose label is the predicted class; NaN for a regression.
         """
         none = np.full(len(self), np.nan)
@@ -193,8 +210,11 @@ class Audit(NamesFromElsewhere):
         columns = {
             "row": self.rows,
             "output": self.outputs,
-            "predicted": self.predicted,
             "label": self.labels,
+            "predicted": self.predicted,
+            "suggested": self.suggested,
+            "is_label_issue": self.mislabels,
+            "label_score": self.label_score,
             "confidence": self.confidence,
             "purity_contributions": purity[0],
             "purity_activations": purity[1],
@@ -204,11 +224,6 @@ class Audit(NamesFromElsewhere):
             "error": self.errors,
             "boundary": self.boundary,
             "outlier": self.outliers,
-            "is_label_issue": self.mislabels,
-            "label_score": self.label_score,
-            "given_label": self.labels,
-            "predicted_label": None if self.labels is None else self.suggested,
-            "suggested": self.suggested,
             "reason": np.array(self.reasons, dtype=object),
         }
         ranking = self.ranking
@@ -225,14 +240,16 @@ class Audit(NamesFromElsewhere):
         return frame
 
     def issue_manager(self) -> Any:
-        """The suspected labels as an issue manager of cleanlab's Datalab, a class to be registered with it.
+        """The suspected labels as an issue manager, a class to register with cleanlab's Datalab.
 
-        Its issues are called "nobsp_label"; `lab.get_issues("nobsp_label")` has `is_nobsp_label_issue` and
-        `nobsp_label_score`, `lab.get_info("nobsp_label")` has `given_label` and `predicted_label`.
+        Its issues are called "nobsp_label"; `lab.get_issues("nobsp_label")` has
+        `is_nobsp_label_issue` and `nobsp_label_score`, `lab.get_info("nobsp_label")` has
+        `given_label` and `predicted_label`.
 
         Example:
-            >>> from cleanlab.datalab.internal.issue_manager_factory import register  # doctest: +SKIP
-            >>> _ = register(found.issue_manager())  # doctest: +SKIP
+            >>> from cleanlab.datalab.internal import issue_manager_factory  # doctest: +SKIP
+            >>> manager = found.issue_manager()  # doctest: +SKIP
+            >>> _ = issue_manager_factory.register(manager)  # doctest: +SKIP
             >>> lab.find_issues(issue_types={"nobsp_label": {}})  # doctest: +SKIP
         """
         if self.mislabels is None or self.label_score is None:
@@ -258,7 +275,8 @@ class Audit(NamesFromElsewhere):
                 count = len(self.datalab.data)
                 if count != len(flags):
                     raise ValueError(
-                        f"the audit is of {len(flags)} rows but the Datalab has {count}; audit the same."
+                        f"the audit is of {len(flags)} rows but the Datalab has {count}; audit the "
+                        "same."
                     )
                 self.issues = pd.DataFrame(
                     {"is_nobsp_label_issue": flags, self.issue_score_key: scores}
@@ -273,7 +291,10 @@ class Audit(NamesFromElsewhere):
         error = self.expected_error
         if error is None:
             purity = [neighbors.purity.mean() for neighbors in hits]
-            about = f"mean confidence {self.confidence.mean():.3f}, mean purity {purity[0]:.3f} by evidence, "
+            about = (
+                f"mean confidence {self.confidence.mean():.3f}, mean purity {purity[0]:.3f} by "
+                "evidence, "
+            )
             about += f"{purity[1]:.3f} by activations"
         else:
             about = f"median expected error {np.median(error):.4g}"
@@ -284,14 +305,16 @@ class Audit(NamesFromElsewhere):
         )
         if error is None:
             lines.append(
-                f"  boundary cases (activation purity {BOUNDARY[0]} to {BOUNDARY[1]}): {self.boundary.sum()}"
+                f"  boundary cases (activation purity {BOUNDARY[0]} to {BOUNDARY[1]}): "
+                f"{self.boundary.sum()}"
             )
 
         lines.append(f"  outliers (unlike the database): {self.outliers.sum()}")
         if self.mislabels is not None:
             expected = sum(self.expected_errors.values())
             lines.append(
-                f"  suspected mislabels: {self.mislabels.sum()}; {expected:.0f} wrong labels expected in all"
+                f"  suspected mislabels: {self.mislabels.sum()}; {expected:.0f} wrong labels "
+                "expected in all"
             )
 
         if self.auroc:
@@ -350,30 +373,39 @@ def audit(
     outliers: float = 0.01,
     progress: bool = False,
 ) -> Audit:
-    """Looks at predictions through their neighbours, in both spaces at once, with one forward pass over the rows.
+    """Looks at predictions through neighbours in both spaces, with one forward pass over the rows.
 
-    - *Likely errors*: the joint confidence is below one half. It combines the softmax with a vote of the 50 nearest
-      rows by activations, and with how near the neighbours by evidence are. With labels it is a logistic regression,
-      each row judged by one that was fitted without it; with neither these nor `joint`, the softmax times a power of
-      the vote. Rows unlike any in the database are trusted less, whatever the model says.
+    - *Likely errors*: the joint confidence is below one half. It combines the softmax with a vote
+      of the 50 nearest rows by activations, and with how near the neighbours by evidence are. With
+      labels it is a logistic regression, each row judged by one that was fitted without it; with
+      neither these nor `joint`, the softmax times a power of the vote. Rows unlike any in the
+      database are trusted less, whatever the model says.
     - *Boundary cases*: activation purity from 0.4 to 0.7.
-    - *Outliers*: rows of little typicality: further from their neighbours than rows of the database are from theirs.
-    - *Suspected mislabels*: as many of the least probable labels as can be suspected with the precision asked for.
+    - *Outliers*: rows of little typicality: further from their neighbours than rows of the database
+      are from theirs.
+    - *Suspected mislabels*: as many of the least probable labels as can be suspected with the
+      precision asked for.
 
-    The joint confidence of a regression is the probability that a prediction is off by no more than twice what is
-    usual. Where rows may have several classes (labels of 0 and 1, one column per class), the result has a line for each
-    row and class.
+    The joint confidence of a regression is the probability that a prediction is off by no more than
+    twice what is usual. Where rows may have several classes (labels of 0 and 1, one column per
+    class), the result has a line for each row and class.
 
     Args:
-        index: A fitted index of contributions, with labels; its space, metric and target are those of the evidence.
+        index: A fitted index of contributions, with labels; its space, metric and target are those
+            of the evidence.
         X: Rows to audit, as for `query`; None for the database itself, each row without itself.
-        labels: Their labels; None for those of the database where that itself is audited, and else for none.
+        labels: Their labels; None for those of the database where that itself is audited, for those
+            of class folders where X is a folder of them, and else for none.
         k: Neighbours that purity is counted among.
-        exclude: Rows of the database that are no neighbours, as for `query`; needed where rows of `X` are in it.
+        exclude: Rows of the database that are no neighbours, as for `query`; needed where rows of
+            `X` are in it.
         joint: A joint confidence fitted before: `joint_model` of another audit.
-        budget: How many labels to suspect, whatever their probabilities: as many as there is time to look at.
-        precision: Share of the suspected labels that should be wrong, by their probabilities; without a budget.
-        outliers: Typicality below which a row is an outlier: of rows like the database's, about this share.
+        budget: How many labels to suspect, whatever their probabilities: as many as there is time
+            to look at.
+        precision: Share of the suspected labels that should be wrong, by their probabilities;
+            without a budget.
+        outliers: Typicality below which a row is an outlier: of rows like the database's, about
+            this share.
         progress: Whether to show a progress bar on stderr.
 
     Example:
@@ -392,71 +424,107 @@ def audit(
     fitted = index._fitted
     outcomes = fitted.outcomes
     if not fitted.labelled:
-        raise ValueError("an audit needs the labels of the database; pass labels to index.fit.")
-    spaces = _Spaces(index._view(space="contributions"), index._view(space="activations"))
+        raise ValueError(
+            "an audit needs the labels of the database; pass labels to index.fit, or images in one "
+            "folder per class."
+        )
     rows, leave = index._asked(X, exclude, progress=progress)
     codes = rows.labels if X is None else None  # those of the database
+    if labels is None and X is not None:
+        labels = outcomes.labels_in(X)
     if labels is not None:
         codes = outcomes.encode(labels, len(rows))
 
+    lines, judged, n_reference = _judge(index, rows, codes, leave, k=k)
+    signals = judged.signals
+    if signals:
+        # Four and no more: where errors are few, further ones (purities, margins, distances to
+        # centroids) do harm.
+        signals = signals | {"mean distance by evidence": lines.by_evidence.distances.mean(1)}
+    believed = confidence.joint_confidence(signals, judged.agreed, judged.right, joint)
+    # Rows unlike those of the database are trusted less, and soon not at all.
+    trust = trust_values if outcomes.classes is None else trust_classes
+    believed = replace(believed, chance=trust(believed.chance, lines.typicality, n_reference))
+
+    result = _result(
+        lines,
+        replace(judged, signals=signals),
+        believed,
+        mislabels=_suspects(judged, budget, precision),
+        outliers=lines.typicality < outliers,
+        has_classes=outcomes.classes is not None,
+    )
+    return replace(result, reasons=give_reasons(result))
+
+
+def _judge(
+    index: ContributionIndex, rows: Rows, codes: Tensor | None, leave: Tensor | None, *, k: int
+) -> tuple[_Lines, confidence.Judgement, int]:
+    """What neighbours in both spaces say of the rows.
+
+    With it, how many rows of the database tell what is usual.
+    """
+    fitted = index._fitted
+    outcomes = fitted.outcomes
+    spaces = _Spaces(index._view(space="contributions"), index._view(space="activations"))
     by_evidence, by_activations = spaces.neighbours(rows, k, leave)
     voters = by_activations.indices
     reference = fitted.cached(f"reference {index.target} {index.metric}", spaces.reference)
-    typicality = reference.typicality(
-        neighbour_distances(fitted, rows, by_evidence.distances, voters)
-    )
-    if outcomes.classes is None:
-        judged = confidence.judge_values(fitted, rows, codes, voters, leave)
-    else:
-        judged = confidence.judge_classes(fitted, rows, codes, voters, leave, reference.nearby)
+    distances = neighbour_distances(fitted, rows, by_evidence.distances, voters)
     lines = _Lines(
         row=np.arange(len(rows)),
         by_evidence=by_evidence.nearest(k),
         by_activations=by_activations.nearest(k),
-        typicality=typicality,
+        typicality=reference.typicality(distances),
     )
+
+    if outcomes.classes is None:
+        judged = confidence.judge_values(fitted, rows, codes, voters, leave)
+    else:
+        judged = confidence.judge_classes(fitted, rows, codes, voters, leave, reference.nearby)
     if outcomes.several:
         lines = lines.class_by_class(judged, n_classes=outcomes.count)
+    return lines, judged, len(reference)
 
-    signals = judged.signals
-    if signals:
-        # Four and no more: where errors are few, further ones (purities, margins, distances to centroids) do harm.
-        signals = signals | {"mean distance by evidence": lines.by_evidence.distances.mean(1)}
-    fitted_joint = confidence.joint_confidence(signals, judged.agreed, judged.right, joint)
-    # Rows unlike those of the database are trusted less, and soon not at all.
-    trust = trust_values if outcomes.classes is None else trust_classes
-    chance = trust(fitted_joint.chance, lines.typicality, len(reference))
 
+def _result(
+    lines: _Lines,
+    judged: confidence.Judgement,
+    believed: confidence.JointConfidence,
+    *,
+    mislabels: Flags | None,
+    outliers: Flags,
+    has_classes: bool,
+) -> Audit:
+    """What was judged, without the reasons."""
     boundary = np.zeros(len(lines.row), dtype=bool)
-    scores = {"joint": chance}
-    if outcomes.classes is not None:
+    scores = {"joint": believed.chance}
+    if has_classes:
         boundary = lines.are_at_boundary()
         scores = lines.scores(judged) | scores
-    mislabels = _suspects(judged, budget, precision)
 
-    result = Audit(
+    return Audit(
         rows=lines.row,
         predicted=judged.predicted,
         labels=judged.labels,
         confidence=judged.confidence,
-        joint=chance,
-        joint_kind=fitted_joint.kind,
+        joint=believed.chance,
+        joint_kind=believed.kind,
         typicality=lines.typicality,
-        errors=chance < 0.5,
+        errors=believed.chance < 0.5,
         boundary=boundary,
-        outliers=lines.typicality < outliers,
+        outliers=outliers,
         mislabels=mislabels,
         label_score=judged.label_score,
         suggested=judged.suggested,
-        signals=signals,
-        joint_model=fitted_joint.model,
+        signals=judged.signals,
+        joint_model=believed.model,
         auroc=_tell_errors(scores, judged.right, mislabels),
         by_contributions=lines.by_evidence,
         by_activations=lines.by_activations,
         outputs=judged.outputs,
         expected_error=judged.expected_error,
     )
-    return replace(result, reasons=give_reasons(result))
 
 
 def _require_arguments(
@@ -470,8 +538,9 @@ def _require_arguments(
         require_number(name, share, least=0, most=1)
     if not isinstance(index, ContributionIndex):
         raise TypeError(
-            f"index must be a ContributionIndex(explainer).fit(X, labels), found {type(index).__name__}; "
-            "for a model, explainer is nobsp.NObSP(model).fit(X), or NObSPCam of images."
+            "index must be a ContributionIndex(explainer).fit(X, labels), found "
+            f"{type(index).__name__}; for a model, explainer is nobsp.NObSP(model).fit(X), or "
+            "NObSPCam of images."
         )
 
 
@@ -516,7 +585,10 @@ class _Spaces:
     activations: ContributionIndex
 
     def neighbours(self, rows: Rows, k: int, leave: Tensor | None) -> tuple[Neighbors, Neighbors]:
-        """Neighbours by evidence, at least those of typicality, and by activations, at least the voters."""
+        """Neighbours by evidence and by activations.
+
+        By evidence at least those that typicality needs, by activations at least the voters.
+        """
         n_others = len(self.contributions) - most_left_out(leave)
         n_by_evidence = max(k, min(N_NEAREST_BY_EVIDENCE, n_others))
         n_voters = max(k, min(TUNING.n_voters, n_others))
@@ -548,10 +620,12 @@ def _class_by_class(hits: Neighbors, judged: confidence.Judgement) -> Neighbors:
 
 
 def _suspects(judged: confidence.Judgement, budget: int | None, precision: float) -> Flags | None:
-    """The labels most probably wrong: so many, or as many as keep their mean probability at the precision.
+    """The labels most probably wrong: `budget` of them, or as many as keep the precision.
 
-    Without a budget none is less probable than `_LEAST_DOUBT`: a few sure ones do not pay for others that are probably
-    right. None without labels.
+    The precision is what their mean probability of being wrong must reach.
+
+    Without a budget none is less probable than `_LEAST_DOUBT`: a few sure ones do not pay for
+    others that are probably right. None without labels.
     """
     if judged.label_score is None:
         return None

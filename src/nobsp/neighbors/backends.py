@@ -1,4 +1,4 @@
-"""Where rows of an index are kept beside memory: usearch's graphs, Milvus, and a file that is mapped into memory."""
+"""Where an index keeps rows beside memory: usearch's graphs, Milvus, or a memory-mapped file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from nobsp.network.evidence import EvidenceSource
 
 KIND = "contribution index"
 VERSION = 5
-# How far coefficients of the same calibration may differ: those that went through a file were rounded.
+# How far coefficients of the same calibration may differ: those that went through a file were
+# rounded.
 _ROUNDING = 1e-5
 # Vectors of so many numbers are kept in eight bits each.
 _LONG = 128
@@ -56,18 +57,21 @@ _LEAST_OPTIONS = {
 class Usearch:
     """Options of the usearch backend.
 
-    The graph is walked with vectors in `dtype`; the candidates it finds are then measured with the rows themselves, in
-    double precision, so that distances are exact and rounding costs no neighbours.
+    The graph is walked with vectors in `dtype`; the candidates it finds are then measured with the
+    rows themselves, in double precision, so that distances are exact and rounding costs no
+    neighbours.
 
     Args:
         connectivity: Edges of each row in the graph.
         expansion_add: How widely the graph is searched when a row is added.
-        expansion_search: How widely it is searched for a query: the more, the fewer neighbours are missed.
-        dtype: Precision of the vectors in the graph: "i8", "f16" or "f32"; when None, "i8" for vectors of 128 numbers
-            and more, in which roundings average out, and "f32" for shorter ones.
+        expansion_search: How widely it is searched for a query: the more, the fewer neighbours are
+            missed.
+        dtype: Precision of the vectors in the graph: "i8", "f16" or "f32"; when None, "i8" for
+            vectors of 128 numbers and more, in which roundings average out, and "f32" for shorter
+            ones.
         candidates: Rows measured for a query, at least four for each neighbour.
-        candidates_by_activation: The same where the graph is of activations and neighbours are sought by evidence for
-            the query's class.
+        candidates_by_activation: The same where the graph is of activations and neighbours are
+            sought by evidence for the query's class.
         threads: Threads to build and search with; one per processor when 0.
     """
 
@@ -90,9 +94,10 @@ class Usearch:
 class Graphs(Exact):
     """Rows in memory or in a file, with a graph for each space they are searched in.
 
-    Evidence for the query's class has no graph of its own, as every class would need one: candidates are found by
-    activations. The graph of `space` grows with the rows, those of others when they are searched; `stored` graphs, as
-    bytes of a file, are used where they are until rows are added.
+    Evidence for the query's class has no graph of its own, as every class would need one:
+    candidates are found by activations. The graph of `space` grows with the rows, those of others
+    when they are searched; `stored` graphs, as bytes of a file, are used where they are until rows
+    are added.
     """
 
     def __init__(
@@ -167,7 +172,8 @@ class Graphs(Exact):
             graph = _restore(self._stored[name], view=True)
             if graph.ndim != space.width:
                 raise ValueError(
-                    f"the graph in the file has {graph.ndim} columns but the rows have {space.width}."
+                    f"the graph in the file has {graph.ndim} columns but the rows have "
+                    f"{space.width}."
                 )
             return graph
         options = self.options
@@ -217,16 +223,17 @@ class Milvus:
     """Options of the Milvus backend.
 
     Args:
-        uri: A local file whose name ends in ".db" (needs milvus-lite), or where a cluster is: "http://host:19530".
+        uri: A local file whose name ends in ".db" (needs milvus-lite), or where a cluster is:
+            "http://host:19530".
         collection: Name of the collection.
         token: "user:password" or an API key; never written to a file.
         replace: Whether `fit` may replace a collection of that name.
         timeout: Seconds after which a call that was not answered is an error.
-        index_type: The kind of index Milvus builds; when None, "FLAT" in a local file, which is exact, and "AUTOINDEX"
-            on a cluster.
+        index_type: The kind of index Milvus builds; when None, "FLAT" in a local file, which is
+            exact, and "AUTOINDEX" on a cluster.
         candidates: Rows measured for a query, at least four for each neighbour.
-        candidates_by_activation: The same where candidates are found by activations and neighbours are sought by
-            evidence for the query's class.
+        candidates_by_activation: The same where candidates are found by activations and neighbours
+            are sought by evidence for the query's class.
     """
 
     uri: str = "nobsp-neighbors.db"
@@ -245,11 +252,12 @@ class Milvus:
 
 
 class Collection(Backend):
-    """Rows in a collection: vectors to be searched, and whatever else is known of a row beside them.
+    """Rows in a collection: vectors to be searched, and beside them what else is known of a row.
 
-    Rows are numbered from 0 without gaps: what is behind the first gap is left of an addition that was cut short, is
-    not searched, and the next addition overwrites it. One process at a time may add. With `make`, a new collection is
-    made for rows like these; without, the one that is there is opened.
+    Rows are numbered from 0 without gaps: what is behind the first gap is left of an addition that
+    was cut short, is not searched, and the next addition overwrites it. One process at a time may
+    add. With `make`, a new collection is made for rows like these; without, the one that is there
+    is opened.
     """
 
     at_once = 256  # queries in one message, so that answers stay small
@@ -297,7 +305,8 @@ class Collection(Backend):
         if exists and not self.options.replace:
             where = f"{self.options.collection!r} at {self.options.uri!r}"
             raise ValueError(
-                f"Milvus has a collection {where} already; choose another, or Milvus(..., replace=True)."
+                f"Milvus has a collection {where} already; choose another, or Milvus(..., "
+                "replace=True)."
             )
 
         kinds = _pymilvus().DataType
@@ -308,7 +317,8 @@ class Collection(Backend):
         for field, width in self._widths.items():
             if width > _MOST_WIDTH:
                 raise ValueError(
-                    f"rows have {width} numbers for {field}, but Milvus takes at most {_MOST_WIDTH}."
+                    f"rows have {width} numbers for {field}, but Milvus takes at most "
+                    f"{_MOST_WIDTH}."
                 )
             schema.add_field(field, kinds.FLOAT_VECTOR, dim=max(_LEAST_WIDTH, width))
             indices.add_index(
@@ -358,8 +368,8 @@ class Collection(Backend):
             expected = max(_LEAST_WIDTH, width)
             if stored_width != expected:
                 raise ValueError(
-                    f"the collection {name!r} has vectors of width {stored_width} for {kind}, not {expected}; it "
-                    "belongs to another index."
+                    f"the collection {name!r} has vectors of width {stored_width} for {kind}, not "
+                    f"{expected}; it belongs to another index."
                 )
 
         if not {"id", "predicted", "response"} <= set(self._fields):
@@ -389,7 +399,10 @@ class Collection(Backend):
         return int(answer[0]["count(*)"])
 
     def add(self, rows: Rows) -> None:
-        """Puts rows behind those that are there, message by message; each is there whole or not at all."""
+        """Puts rows behind those that are there, message by message.
+
+        Each message is there whole or not at all.
+        """
         if self._behind:
             self._call(
                 "delete", "remove what an interrupted addition left", filter=f"id >= {self._count}"
@@ -495,9 +508,11 @@ def _connect(options: Milvus) -> Any:
     library = _pymilvus()
     if options.local and not options.uri.endswith(".db"):
         raise ValueError(
-            f'uri must be a local file that ends in ".db", or "http://host:port", found {options.uri!r}.'
+            'uri must be a local file that ends in ".db", or "http://host:port", found '
+            f"{options.uri!r}."
         )
-    # The server of a local file takes the pings of an idle client for an attack, and gRPC then says so on stderr.
+    # The server of a local file takes the pings of an idle client for an attack, and gRPC then says
+    # so on stderr.
     quiet = (
         {"grpc_options": {"grpc.keepalive_permit_without_calls": False}} if options.local else {}
     )
@@ -647,8 +662,9 @@ def _chosen_backend(
     if wanted is None:
         if isinstance(written, Milvus):
             raise ValueError(
-                f"the rows of this index are in Milvus (collection {written.collection!r} at {written.uri!r} when it "
-                "was saved); pass backend=Milvus(uri=..., collection=...) to say where they are now."
+                f"the rows of this index are in Milvus (collection {written.collection!r} at "
+                f"{written.uri!r} when it was saved); pass backend=Milvus(uri=..., collection=...) "
+                "to say where they are now."
             )
         return written
     if in_milvus != isinstance(wanted, Milvus):
@@ -731,6 +747,8 @@ def _require_fitting_rows(
     columns = [value for value in vars(rows).values() if value is not None]
     if any(column.ndim == 0 or len(column) != len(rows) for column in columns):
         raise ValueError("its rows are not equally many in all of their columns")
+    if rows.logits is not None and rows.logits.shape != (len(rows), outcomes.count):
+        raise ValueError("its rows have logits of other classes")
     if rows.activations.ndim != 2 or (rows.evidence is not None and rows.evidence.ndim != 3):
         raise ValueError("its rows have another shape")
     if spaces["activations"].width != rows.activations.shape[1]:
@@ -739,6 +757,11 @@ def _require_fitting_rows(
     _require_sorts(rows)
     for space in spaces.values():
         space.vectors(rows.take(slice(0, 1)))  # whatever else does not fit together shows here
+    _require_known_classes(rows, outcomes)
+
+
+def _require_known_classes(rows: Rows, outcomes: Outcomes) -> None:
+    """An error where rows are predicted or labelled as classes that are not there."""
     if not _are_below(rows.predicted, outcomes.count):
         raise ValueError("its rows are predicted as classes that are not there")
     labels_are_numbers = outcomes.classes is not None and not outcomes.several
@@ -754,7 +777,7 @@ def _are_below(numbers: Tensor, count: int) -> bool:
 
 def _require_sorts(rows: Rows) -> None:
     """An error where columns of rows hold numbers of another sort."""
-    floating = (rows.activations, rows.evidence, rows.response)
+    floating = (rows.activations, rows.evidence, rows.response, rows.logits)
     if not all(column is None or column.is_floating_point() for column in floating):
         raise ValueError("its activations, evidence or responses are of another type")
     if rows.predicted.dtype != torch.int64 or rows.predicted.ndim != 1 or rows.response.ndim != 1:

@@ -1,4 +1,7 @@
-"""How far to trust predictions and labels: by the softmax, neighbours, class centroids and cross-fitted heads."""
+"""How far to trust predictions and labels: by softmax, neighbours, centroids and heads.
+
+Centroids are those of classes, and heads are cross-fitted.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,14 @@ _LEAST_LOG = -700
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """What is thought of predictions and labels; a line per row, or per row and class where there may be several.
+    """What is thought of predictions and labels, one line per row.
+
+    Where rows may have several classes, there is one line per row and class.
 
     Attributes:
         predicted: The predicted classes or values.
-        suggested: The classes that neighbours, centroids and heads make most probable, or the values they expect.
+        suggested: The classes that neighbours, centroids and heads make most probable, or the
+            values they expect.
         confidence: Softmax probability of the predicted class; NaN for a regression.
         agreed: Probability that the prediction is right where no labels tell a better one.
         signals: What a joint confidence may be fitted to, by name; empty for a regression.
@@ -62,13 +68,14 @@ class Judgement:
 
 @dataclass(frozen=True, eq=False)
 class _Opinions:
-    """What is thought of the classes of some rows, or of the answers no and yes to each class of theirs.
+    """What is thought of the classes of some rows, or of the answers no and yes to each class.
 
     Attributes:
         confidence: Log-odds of the predicted class by the softmax.
         vote: Logarithm of its share of the vote.
         agreed: Its log-odds by both together.
-        evidence: Logarithms of how probable each class is without the row's own label, shape (lines, classes).
+        evidence: Logarithms of how probable each class is without the row's own label, shape
+            (lines, classes).
         is_known: Whether any other row is of a class, shape (lines, classes).
     """
 
@@ -89,9 +96,10 @@ def judge_classes(
 ) -> Judgement:
     """What is thought of predicted classes and labels, by softmax, neighbours, centroids and heads.
 
-    `voters` are each row's neighbours by activations, `reference_voters` those of the `reference_positions`. Where rows
-    may have several classes, each of them is a question of its own, answered by no or yes. `agreed` is the probability
-    of the predicted class by softmax and vote together, q_c ∝ p_c (V_c + 0.01)^weight.
+    `voters` are each row's neighbours by activations, `reference_voters` those of the
+    `reference_positions`. Where rows may have several classes, each of them is a question of its
+    own, answered by no or yes. `agreed` is the probability of the predicted class by softmax and
+    vote together, q_c ∝ p_c (V_c + 0.01)^weight.
     """
     outcomes = fitted.outcomes
     centroids = fitted.cached("centroids", lambda: fit_centroids(fitted))
@@ -106,23 +114,16 @@ def judge_classes(
         )
         log_chances = outcomes.log_probabilities(logits)
 
-    parts = []
-    for start in range(0, len(rows), TUNING.n_queries_at_once):
-        lot = slice(start, start + TUNING.n_queries_at_once)
-        parts.append(
-            _hear_opinions(
-                centroids,
-                heads,
-                rows.take(lot),
-                log_chances[lot],
-                torch.from_numpy(voters[lot]),
-                None if leave is None else leave[lot],
-                vote_weight=vote_weight,
-                has_several=outcomes.several,
-            )
-        )
-    opinions = _join_opinions(parts)
-
+    opinions = _hear_opinions(
+        centroids,
+        heads,
+        rows,
+        log_chances,
+        torch.from_numpy(voters),
+        leave,
+        vote_weight=vote_weight,
+        has_several=outcomes.several,
+    )
     suggested = opinions.evidence.argmax(1)
     judged = Judgement(
         predicted=(
@@ -155,6 +156,39 @@ def _judge_labels(
 
 
 def _hear_opinions(
+    centroids: Centroids,
+    heads: Heads | None,
+    rows: Rows,
+    log_chances: Tensor,
+    voters: Tensor,
+    leave: Tensor | None,
+    *,
+    vote_weight: float,
+    has_several: bool,
+) -> _Opinions:
+    """Opinions of the vote, centroids and heads about all rows.
+
+    Rows are asked about some at a time, as many as fit into memory.
+    """
+    parts = []
+    for start in range(0, len(rows), TUNING.n_queries_at_once):
+        lot = slice(start, start + TUNING.n_queries_at_once)
+        parts.append(
+            _hear_some_opinions(
+                centroids,
+                heads,
+                rows.take(lot),
+                log_chances[lot],
+                voters[lot],
+                None if leave is None else leave[lot],
+                vote_weight=vote_weight,
+                has_several=has_several,
+            )
+        )
+    return _join_opinions(parts)
+
+
+def _hear_some_opinions(
     centroids: Centroids,
     heads: Heads | None,
     rows: Rows,
@@ -230,10 +264,13 @@ def _no_and_yes(chances: Tensor) -> Tensor:
 def _weigh_vote(
     fitted: Fitted, centroids: Centroids, heads: Heads | None, voters: Positions
 ) -> float:
-    """How much the vote should count beside a softmax: as much as helps to tell errors of heads that did not see a row.
+    """How much the vote should count beside a softmax.
 
-    By rows of the database, whose labels are known. Where such heads make few errors, nothing is known of what the
-    vote is worth, and the softmax stands alone; where there are too few rows for heads, both count alike.
+    It counts as much as helps to tell the errors of heads that did not see a row.
+
+    By rows of the database, whose labels are known. Where such heads make few errors, nothing is
+    known of what the vote is worth, and the softmax stands alone; where there are too few rows for
+    heads, both count alike.
     """
     if heads is None:
         return 1.0
@@ -259,12 +296,15 @@ def _weigh_vote(
 def judge_values(
     fitted: Fitted, rows: Rows, labels: Tensor | None, voters: Positions, leave: Tensor | None
 ) -> Judgement:
-    """What is thought of predicted values: by cross-fitted heads, corrected by what they miss among the neighbours.
+    """What is thought of predicted values, by cross-fitted heads.
 
-    What a head misses at a neighbour is its label less the output of the very head that judges the row, so that the
-    row's own label has no part in it. A label near the value expected has Laplace's distribution; with d between it
-    and the model's prediction, and b the mean size of its residuals, the model is off by |d| + b exp(−|d| / b) on
-    average. A prediction is right where it is off by no more than twice what is usual.
+    These are corrected by what they miss among the neighbours.
+
+    What a head misses at a neighbour is its label less the output of the very head that judges the
+    row, so that the row's own label has no part in it. A label near the value expected has
+    Laplace's distribution; with d between it and the model's prediction, and b the mean size of its
+    residuals, the model is off by |d| + b exp(−|d| / b) on average. A prediction is right where it
+    is off by no more than twice what is usual.
     """
     from scipy.stats import laplace
 
@@ -354,7 +394,10 @@ def _usual_error(fitted: Fitted, heads: Heads | None) -> float:
 
 @dataclass(frozen=True, eq=False)
 class JointConfidence:
-    """Probabilities that predictions are right, how they came about, and the regression for other rows."""
+    """Probabilities that predictions are right, their kind, and the regression for other rows.
+
+    The kind says how they came about.
+    """
 
     chance: Array
     kind: JointKind
@@ -381,7 +424,8 @@ def joint_confidence(
     by_all = _cross_validate(signals, right)
     by_softmax = _cross_validate(softmax_alone, right)
 
-    # The softmax alone, unless neighbours explain the errors better by more than two standard errors.
+    # The softmax alone, unless neighbours explain the errors better by more than two standard
+    # errors.
     likelihood = np.where(right, by_all, 1 - by_all)
     softmax_likelihood = np.where(right, by_softmax, 1 - by_softmax)
     gain = np.log(likelihood / softmax_likelihood)
@@ -397,8 +441,8 @@ def joint_confidence(
 def _cross_validate(signals: dict[str, Array], right: Flags) -> Array:
     """Joint confidence of each row by a regression that was fitted without it.
 
-    Folds are drawn with a seed of their own, of rows sorted by their signals: the same rows get the same numbers in
-    whatever order they come.
+    Folds are drawn with a seed of their own, of rows sorted by their signals: the same rows get the
+    same numbers in whatever order they come.
     """
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
 

@@ -1,4 +1,7 @@
-"""Linear heads on a database's activations, each fitted without a fold of its rows, so that no row judges itself."""
+"""Linear heads on a database's activations, each fitted without a fold of its rows.
+
+In this way no row judges itself.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ class Heads:
     fold: Tensor
 
     def outputs(self, rows: Rows, leave: Tensor | None) -> Tensor:
-        """By the head that did not see the first row to leave out, or by all where there is none, (rows, outputs)."""
+        """Outputs by the head that did not see the first row to leave out, (rows, outputs).
+
+        Where there is no such row, they are by all heads together.
+        """
         heads = self.unseen(leave, len(rows))
         outputs = self.each(rows)
         return outputs[heads, torch.arange(len(rows))]
@@ -42,7 +48,10 @@ class Heads:
         return torch.cat([every, together])
 
     def unseen(self, leave: Tensor | None, count: int) -> Tensor:
-        """The head that did not see the first row to leave out, −1, which is all together, where all are as good."""
+        """The number of the head that did not see the first row to leave out.
+
+        It is −1, for all heads together, where there is no such row and all are as good.
+        """
         if leave is None or leave.shape[1] == 0:
             return torch.full((count,), -1)
         first = leave[:, 0]
@@ -53,9 +62,9 @@ class Heads:
 def fit_heads(fitted: Fitted) -> Heads | None:
     """Heads in which no single label pulls hard; None where rows are fewer than columns.
 
-    Class numbers, and 0 and 1 in one column per class, are expected to be wrong at times: softmax and sigmoid minimise
-    −mean log((1 − ν) p_y + ν (1 − p_y) / (C − 1)) + decay/2 · ‖W‖². Values minimise a mean absolute error, rounded at
-    zero, in units of the labels' spread.
+    Class numbers, and 0 and 1 in one column per class, are expected to be wrong at times: softmax
+    and sigmoid minimise −mean log((1 − ν) p_y + ν (1 − p_y) / (C − 1)) + decay/2 · ‖W‖². Values
+    minimise a mean absolute error, rounded at zero, in units of the labels' spread.
     """
     space = fitted.space("activations", "euclidean")
     n_rows = len(fitted.backend)
@@ -79,7 +88,10 @@ def fit_heads(fitted: Fitted) -> Heads | None:
 
 
 def _assign_folds(labels: Tensor, scores: Tensor) -> Tensor:
-    """Rows of a class take turns, so that folds hold all classes alike, in whatever order rows come."""
+    """Deals the rows of each class out in turn, so that folds hold all classes alike.
+
+    The order in which rows come does not matter.
+    """
     label_sums = labels.reshape(len(labels), -1).double().sum(1)
     score_sums = scores.sum(1)
     order = np.lexsort([score_sums.numpy(), label_sums.numpy()])

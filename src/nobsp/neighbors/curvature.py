@@ -1,8 +1,8 @@
 """The loss that a linear head was trained with, and its curvature at the head's weights.
 
-A head with weights θ minimises Σ_i s_i ℓ(x_iᵀθ, y_i) + ½ Σ_j λ_j ‖θ_j‖², x_i being the activations of a row and a
-constant. What matters for leaving rows out is its gradient, which vanishes where the head was trained on these rows,
-and its Hessian, which is factorised once.
+A head with weights θ minimises Σ_i s_i ℓ(x_iᵀθ, y_i) + ½ Σ_j λ_j ‖θ_j‖², x_i being the activations
+of a row and a constant. What matters for leaving rows out is its gradient, which vanishes where the
+head was trained on these rows, and its Hessian, which is factorised once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Loss = Literal["softmax", "sigmoid", "squares"]
 
 # Numbers of a softmax's Hessian are the square of its weights: 8,192 of them take half a gigabyte.
 MOST_WEIGHTS = 8192
-# Added to the diagonal of a Hessian, as a share of its mean: without weight decay some directions have no curvature.
+# Added to the diagonal of a Hessian, as a share of its mean: without weight decay some directions
+# have no curvature.
 _JITTER = 1e-10
 # A row of leverage one cannot be left out: nothing else says anything about its direction.
 _LEAST_LEFT = 1e-6
@@ -54,7 +55,10 @@ class HeadProblem:
 
     @property
     def descent(self) -> Tensor:
-        """Minus the gradient at the head's weights, shape (width + 1, outputs); zero for a head trained like this."""
+        """Minus the gradient at the head's weights, shape (width + 1, outputs).
+
+        It is zero for a head that was trained on this very problem.
+        """
         return self.design.T @ self.weighted_residuals - self.decay[:, None] * self.weights
 
     @property
@@ -85,7 +89,10 @@ class HeadProblem:
 
     @property
     def relative_descent(self) -> float:
-        """Squared size of the gradient, as a share of the sum of the rows' own, in units of the columns' spreads."""
+        """Squared size of the gradient, as a share of the sum of the rows' own.
+
+        It is measured in units of the columns' spreads.
+        """
         spread = self.design.std(0)
         unit = torch.where(spread > 0, 1 / spread.clamp_min(1e-300), 1.0)
         centre = self.design.mean(0) * (spread > 0)
@@ -175,11 +182,14 @@ class Curvature(ABC):
 
     @abstractmethod
     def directions(self, queries: Tensor, outputs: Tensor) -> Tensor:
-        """H⁻¹ times the derivative of one logit of each query, shape (queries, outputs, width + 1)."""
+        """H⁻¹ times the derivative of one logit per query, shape (queries, outputs, width + 1)."""
 
     @abstractmethod
     def left_out_residuals(self) -> Tensor:
-        """Weighted residuals by which H⁻¹ without a row's own curvature acts on its gradient, shape (rows, outputs)."""
+        """Weighted residuals, each row's own curvature taken out, shape (rows, outputs).
+
+        With these, H⁻¹ acts on a row's gradient as if it were without the row's own curvature.
+        """
 
     @abstractmethod
     def single_gains(self) -> Tensor:
@@ -278,7 +288,7 @@ class SoftmaxCurvature(Curvature):
 
 
 def newton_step(problem: HeadProblem) -> Tensor:
-    """By how much the weights of a problem are to change for its minimum, if its Hessian stayed as it is."""
+    """The change of a problem's weights to its minimum, if its Hessian stayed as it is."""
     descent = problem.descent
     if problem.loss == "softmax":
         # Outputs come first in the Hessian.
@@ -292,7 +302,10 @@ def newton_step(problem: HeadProblem) -> Tensor:
 
 
 def _bend_of_outputs(problem: HeadProblem) -> Tensor:
-    """Second derivative of each row's loss by each of its logits, for losses that are a sum over outputs."""
+    """Second derivative of each row's loss by each of its logits.
+
+    It is for losses that are a sum over outputs.
+    """
     bend = torch.ones_like(problem.logits)
     if problem.loss == "sigmoid":
         chances = problem.logits.sigmoid()
@@ -324,8 +337,8 @@ def _softmax_hessian(problem: HeadProblem) -> Tensor:
             hessian[first, :, second] = block
             hessian[second, :, first] = block
 
-    # A softmax does not see what all its logits share, and no row pulls in that direction. It gets a curvature of its
-    # own, as the inverse would be without bound there.
+    # A softmax does not see what all its logits share, and no row pulls in that direction. It gets
+    # a curvature of its own, as the inverse would be without bound there.
     shared = hessian.diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=1).mean()
     hessian += shared / outputs * torch.eye(width, dtype=torch.float64)[None, :, None, :]
     return hessian.reshape(outputs * width, outputs * width)
@@ -337,8 +350,9 @@ def measure_curvature(problem: HeadProblem) -> Curvature:
         return SeparateCurvature(problem)
     if problem.weights.numel() > MOST_WEIGHTS:
         raise ValueError(
-            f"the head has {problem.weights.numel():,} weights, and influence takes a Hessian with the square of them; "
-            f"at most {MOST_WEIGHTS:,} are possible. Use index.representer_shares(X) instead."
+            f"the head has {problem.weights.numel():,} weights, and influence takes a Hessian with "
+            f"the square of them; at most {MOST_WEIGHTS:,} are possible. Use "
+            "index.representer_shares(X) instead."
         )
     return SoftmaxCurvature(problem)
 
@@ -346,8 +360,8 @@ def measure_curvature(problem: HeadProblem) -> Curvature:
 def gradient_left(problem: HeadProblem, curvature: Curvature) -> float:
     """How far a head is from having been trained on the rows: gᵀH⁻¹g / Σ_i g_iᵀH⁻¹g_i.
 
-    Zero for a head that minimises the loss on these rows; about one for a head trained on other rows of the same kind;
-    more for any other head.
+    Zero for a head that minimises the loss on these rows; about one for a head trained on other
+    rows of the same kind; more for any other head.
     """
     descent = problem.descent
     total = (descent * curvature.solve(descent)).sum()

@@ -1,4 +1,4 @@
-"""The probability that a label is wrong, given what is expected of its row: for classes, and for values."""
+"""The probability that a label, a class or a value, is wrong, given what its row makes expect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Array = NDArray[np.float64]
 # As if one of fifty more labels were wrong: none of a few rows says little about all.
 _EXTRA_WRONG = 1
 _EXTRA_LABELS = 50
-# A temperature below this has a price: with few rows, less certain classes explain a few wrong labels nearly as well.
+# A temperature below this has a price: with few rows, less certain classes explain a few wrong
+# labels nearly as well.
 _USUAL_TEMPERATURE = 3
 # Share of the wrong values that may be anywhere.
 _ANYWHERE_SHARE = 0.1
@@ -27,10 +28,10 @@ _ANYWHERE_SHARE = 0.1
 def doubt_labels(evidence: Tensor, labels: Tensor) -> Tensor:
     """Probability that each label is wrong.
 
-    With p = softmax(t · evidence), a label y comes about with Σ_c p_c N_cy, where N_cy is the probability that a row of
-    class c is labelled y. Temperature and N maximise the likelihood of the labels: N is alike for all pairs of classes
-    unless another one explains the labels better by more than two standard errors. A row's own label is not counted
-    in the N that judges it.
+    With p = softmax(t · evidence), a label y comes about with Σ_c p_c N_cy, where N_cy is the
+    probability that a row of class c is labelled y. Temperature and N maximise the likelihood of
+    the labels: N is alike for all pairs of classes unless another one explains the labels better by
+    more than two standard errors. A row's own label is not counted in the N that judges it.
     """
     step = -(-len(labels) // TUNING.most_calibration_rows)
     some_evidence = evidence[::step]
@@ -117,12 +118,15 @@ def _random_noise(share: float, n_classes: int) -> Tensor:
 def doubt_values(
     residuals: Array, spread: Array, labels: Array, usual_sizes: Array, usual_labels: Array
 ) -> Array:
-    """Probability that each label is wrong, given sizes of usual residuals beside each spread, and labels as they are.
+    """Probability that each label is wrong, given usual residuals and labels.
 
-    A right label is near where it is expected: its residual, in units of a scale between the local spread and that of
-    all, has Student's distribution. A wrong one is another row's label, or off by a spread of the labels or two
-    (Maxwell's distribution); either way one in ten is anywhere (Cauchy's). What kind, tails, scale and the share of
-    wrong labels maximise the likelihood.
+    `usual_sizes` are sizes of usual residuals, a row of them for each spread; `usual_labels` are
+    labels as they usually are.
+
+    A right label is near where it is expected: its residual, in units of a scale between the local
+    spread and that of all, has Student's distribution. A wrong one is another row's label, or off
+    by a spread of the labels or two (Maxwell's distribution); either way one in ten is anywhere
+    (Cauchy's). What kind, tails, scale and the share of wrong labels maximise the likelihood.
     """
     best_likelihood = -np.inf
     best_wrong = np.zeros(len(labels))
@@ -137,7 +141,10 @@ def doubt_values(
 
 
 def _mix_densities(right: Array, elsewhere: Array) -> tuple[float, Array]:
-    """The log-likelihood of labels that are right or elsewhere, at its best share, and how probably each is wrong."""
+    """The log-likelihood of labels that are right or elsewhere, and how likely each is wrong.
+
+    The log-likelihood is that at the best share of wrong labels.
+    """
     share = TUNING.label_noise
     for _ in range(4 * TUNING.n_rounds):
         density = (1 - share) * right + share * elsewhere

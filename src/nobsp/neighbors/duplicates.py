@@ -1,4 +1,7 @@
-"""Rows that are nearly the same: to the network, or as images, also shifted, with noise, or brighter."""
+"""Rows that are nearly the same to the network, or as images.
+
+Images may also be shifted, noisy or brighter.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,11 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Pairs = NDArray[np.int64]
 
-# Images whose correlation is at least this are the same; of 5,000 photographs of CIFAR-10, 6 pairs of others are.
+# Images whose correlation is at least this are the same; of 5,000 photographs of CIFAR-10, 6 pairs
+# of others are.
 _LEAST_CORRELATION = 0.95
-# Where other images are alike too, as digits are, a pair must be this many times nearer to one than they are.
+# Where other images are alike too, as digits are, a pair must be this many times nearer to one than
+# they are.
 _TIMES_NEARER = 5.0
 # What is always near enough to one: thumbnails are rounded to 256 steps.
 _ROUNDING = 0.005
@@ -41,12 +46,14 @@ class Duplicates:
     """Rows of a database that are nearly the same.
 
     Attributes:
-        pairs: Positions of two such rows, the smaller first, nearest pairs first, shape (pairs, 2); of other rows,
-            their position and that in the database.
+        pairs: Positions of two such rows, the smaller first, nearest pairs first, shape (pairs, 2);
+            of other rows, their position and that in the database.
         distances: Distance of each pair in activation space.
         groups: Rows that are linked by pairs, largest group first; empty for other rows.
-        conflicting: Whether the labels in a group differ, shape (groups,); None where the database has no labels.
-        correlations: Correlation of the two images of a pair, at the shift where it is largest; None without images.
+        conflicting: Whether the labels in a group differ, shape (groups,); None where the database
+            has no labels.
+        correlations: Correlation of the two images of a pair, at the shift where it is largest;
+            None without images.
     """
 
     pairs: Pairs
@@ -93,12 +100,15 @@ def near_pairs(hits: Neighbors, threshold: float) -> Pairs:
 def alike_pairs(
     thumbnails: Tensor, database: Tensor, candidates: NDArray[np.int64], *, own: bool
 ) -> Pairs:
-    """Images and those of a database that are the same but for a shift by a pixel, noise, brightness or contrast.
+    """Images and those of a database that are nearly the same.
+
+    They differ at most by a shift of one pixel, noise, brightness or contrast.
 
     Args:
         thumbnails: Of the images.
         database: Of the database's rows, the same where `own`.
-        candidates: Positions in the database to compare each image with, beside those whose thumbnails are nearest.
+        candidates: Positions in the database to compare each image with, beside those whose
+            thumbnails are nearest.
         own: Whether the images are those of the database, so that each is left out for itself.
     """
     by_thumbnail = _nearest_thumbnails(thumbnails, database, own=own)
@@ -151,7 +161,7 @@ def _coarse_vectors(thumbnails: Tensor) -> Tensor:
 
 
 def correlate(thumbnails: Tensor, database: Tensor, pairs: Pairs) -> Array:
-    """Correlation of the thumbnails of each pair, the largest of all shifts by at most one pixel."""
+    """Correlation of the thumbnails of each pair, the largest over shifts by at most one pixel."""
     side = thumbnails.shape[-1]
     inside = slice(1, side - 1)
     correlations = np.empty(len(pairs))

@@ -1,10 +1,11 @@
-"""Rows as an index keeps them: where they come from, what the outputs stand for, and their labels."""
+"""Rows as an index keeps them: their origin, what the outputs stand for, and their labels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from nobsp.network.readout import Head
 from nobsp.tabular import Functions, NObSP
 from nobsp.tabular.indexing import output_position
 from nobsp.vision import NObSPCam
+from nobsp.vision.pictures import is_path, picture_files
 
 Task = Literal["classification", "regression"]
 
@@ -32,7 +34,7 @@ _LABEL_KEYS = ("labels", "label", "y", "targets", "target")
 
 
 def find_evidence(explainer: Any) -> EvidenceSource:
-    """What a fitted NObSP, a fitted NObSPCam, or a linear head on given activations shows of rows."""
+    """What a fitted NObSP or NObSPCam, or a linear head on given activations, shows of rows."""
     if isinstance(explainer, NObSP | NObSPCam):
         return explainer.evidence_source()
     if isinstance(explainer, nn.Linear):
@@ -43,7 +45,8 @@ def find_evidence(explainer: Any) -> EvidenceSource:
             output_names=number_outputs(len(weight)),
             link="identity",
             about=f"head {tuple(weight.shape)}",
-            hash_model=str,  # its weights are in the signature, and there is nothing else to the model
+            # its weights are in the signature, and there is nothing else to the model
+            hash_model=str,
             signature=sign_coefficients(weight.T, bias),
             read=partial(read_activations, weight=weight, bias=bias),
             head=(weight, bias),
@@ -56,16 +59,22 @@ def find_evidence(explainer: Any) -> EvidenceSource:
         else ""
     )
     if isinstance(explainer, Functions):
-        hint = " It is compiled: it has no network, and knows no activations; pass the NObSP it was compiled from."
+        hint = (
+            " It is compiled: it has no network, and knows no activations; pass the NObSP it was "
+            "compiled from."
+        )
     raise TypeError(
-        "explainer must be a fitted NObSP, a fitted NObSPCam, or the torch.nn.Linear that reads the activations "
-        f"passed as X; found {type(explainer).__name__}.{hint}"
+        "explainer must be a fitted NObSP, a fitted NObSPCam, or the torch.nn.Linear that reads "
+        f"the activations passed as X; found {type(explainer).__name__}.{hint}"
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows as an index keeps them: single precision where there is much, so that a row found again is at distance 0."""
+    """Rows as an index keeps them, in single precision where there is much.
+
+    Queries are rounded alike, so that a row found again is at distance 0.
+    """
 
     activations: Tensor  # what enters the head, or the pooled channels, (rows, width), float32
     # (rows, classes or 1, terms), float32; None where it is a multiple of the activations
@@ -74,7 +83,9 @@ class Rows:
     response: Tensor  # confidence in the predicted class; for a regression the predicted value
     # class numbers; values of a regression; or 0 and 1 for each class, (rows, classes)
     labels: Tensor | None = None
-    logits: Tensor | None = None  # of every class, float64; only of queries
+    # of every class, float64; of queries, and of a database where they do not follow from its
+    # activations
+    logits: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.activations)
@@ -86,8 +97,8 @@ class Rows:
         return self.labels
 
     def bytes(self) -> int:
-        """Memory of activations and evidence."""
-        large = (self.activations, self.evidence)
+        """Memory of activations, evidence and logits."""
+        large = (self.activations, self.evidence, self.logits)
         return sum(tensor.numel() * tensor.element_size() for tensor in large if tensor is not None)
 
     def take(self, positions: Tensor | slice) -> Rows:
@@ -111,8 +122,8 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
 class Outcomes:
     """What the outputs stand for: classes, or the one output of a regression.
 
-    A single logit is written as two classes, −l/2 and l/2, whose softmax is its sigmoid: whatever follows knows only
-    models with a logit per class.
+    A single logit is written as two classes, −l/2 and l/2, whose softmax is its sigmoid: whatever
+    follows knows only models with a logit per class.
     """
 
     task: Task
@@ -120,7 +131,8 @@ class Outcomes:
     output: int  # which of them a regression is about
     sigmoid: bool  # whether every class has a probability of its own
     classes: AnyArray | None  # label of every class; None for a regression
-    several: bool = False  # whether a row may have several classes: labels are 0 and 1 for each, (rows, classes)
+    # whether a row may have several classes: labels are 0 and 1 for each, (rows, classes)
+    several: bool = False
 
     @property
     def count(self) -> int:
@@ -154,7 +166,10 @@ class Outcomes:
         )
 
     def log_probabilities(self, logits: Tensor) -> Tensor:
-        """Logarithms of the classes' probabilities; they sum to one unless each class has a sigmoid of its own."""
+        """Logarithms of the classes' probabilities.
+
+        These sum to one unless each class has a sigmoid of its own.
+        """
         return torch.nn.functional.logsigmoid(logits) if self.sigmoid else logits.log_softmax(1)
 
     def encode(self, labels: ArrayLike, count: int, *, argument: str = "labels") -> Tensor:
@@ -170,10 +185,14 @@ class Outcomes:
                 )
             return torch.from_numpy(values.astype(np.float64))
 
-        advice = "pass class numbers from 0, the names of the outputs, or classes=[...] with the label of every class."
+        advice = (
+            "pass class numbers from 0, the names of the outputs, or classes=[...] with the label "
+            "of every class."
+        )
         if (values.dtype.kind in "US") != (self.classes.dtype.kind in "US"):
             raise TypeError(
-                f"{argument} hold {_show(values)}, but the classes are {_show(self.classes)}; {advice}"
+                f"{argument} hold {_show(values)}, but the classes are {_show(self.classes)}; "
+                f"{advice}"
             )
 
         order = np.argsort(self.classes, kind="stable")
@@ -181,14 +200,27 @@ class Outcomes:
         wrong = self.classes[codes] != values
         if wrong.any():
             raise ValueError(
-                f"{argument} holds {values[wrong][0].item()!r} (row {int(wrong.argmax())}), which is not one of the "
-                f"classes {_show(self.classes)}; {advice}"
+                f"{argument} holds {values[wrong][0].item()!r} (row {int(wrong.argmax())}), which "
+                f"is not one of the classes {_show(self.classes)}; {advice}"
             )
 
         return torch.from_numpy(codes.astype(np.int64))
 
+    def labels_in(self, X: TableLike) -> AnyArray | None:
+        """Labels by the folders of pictures, where X is a folder and all of these are classes."""
+        folders = class_folders(X)
+        if folders is None or self.classes is None or self.several:
+            return None
+        labels = {str(label): label for label in self.classes.tolist()}
+        if not set(folders) <= set(labels):
+            return None
+        return np.array([labels[name] for name in folders])
+
     def decode(self, codes: Tensor) -> AnyArray:
-        """Class numbers as the caller writes classes; values, and 0 and 1 for each class, as they are."""
+        """Class numbers as the caller writes classes.
+
+        Values, and 0 and 1 for each class, stay as they are.
+        """
         if self.classes is None or codes.ndim == 2:
             return codes.numpy().copy()
         return np.asarray(self.classes[codes.numpy()])
@@ -204,8 +236,9 @@ def find_outcomes(
 ) -> Outcomes:
     """Decides between classes and a value.
 
-    With task="auto" a model of several outputs is a classifier, and so is one whose output passes a sigmoid. A single
-    output that nothing follows may be a logit or a value: it is a logit where the labels take exactly two values.
+    With task="auto" a model of several outputs is a classifier, and so is one whose output passes a
+    sigmoid. A single output that nothing follows may be a logit or a value: it is a logit where the
+    labels take exactly two values.
     """
     if task == "auto":
         is_classifier = _gives_classes(source, labels, classes)
@@ -225,6 +258,39 @@ def find_outcomes(
     return Outcomes(
         "classification", source.outputs, 0, sigmoid, _classes(source, classes, labels), several
     )
+
+
+def class_folders(X: TableLike) -> list[str] | None:
+    """The class folder of every picture, in the order they are read.
+
+    None where X is not a folder of such folders.
+    """
+    if not is_path(X) or not Path(X).is_dir():
+        return None
+    folder = Path(X)
+    ways = [path.relative_to(folder).parts for path in picture_files(folder, "X")]
+    return [way[0] for way in ways] if all(len(way) == 2 for way in ways) else None
+
+
+def classes_of_folders(X: TableLike, source: EvidenceSource) -> list[str] | None:
+    """The label of every class, where X is a folder of class folders.
+
+    None where the folders are no classes of the model.
+
+    Folders are called as the outputs, or stand for them in their order where outputs have no names.
+    Numbered folders whose order as numbers and as names differs, "2" and "10", could mean either.
+    """
+    folders = class_folders(X)
+    if folders is None or source.outputs < 2:
+        return None
+    names = sorted(set(folders))
+    if set(names) <= set(source.output_names):
+        return list(source.output_names)
+    is_unnamed = source.output_names == number_outputs(source.outputs)
+    are_numbers = all(name.isdecimal() for name in names)
+    is_ambiguous = are_numbers and sorted(names, key=int) != names
+    is_order = is_unnamed and len(names) == source.outputs and not is_ambiguous
+    return names if is_order else None
 
 
 def _gives_classes(source: EvidenceSource, labels: AnyArray | None, classes: Any) -> bool:
@@ -247,19 +313,26 @@ def _values_of(source: EvidenceSource, output: Any) -> Outcomes:
 
 
 def _require_one_column_each(labels: AnyArray, source: EvidenceSource) -> None:
-    """An error where 0 and 1 in columns are not those of a model whose rows may have several classes."""
+    """An error where labels in columns do not fit a model whose rows may have several classes.
+
+    Such labels are 0 and 1, one column per output, and not exactly one class in every row.
+    """
     if labels.shape[1] != source.outputs:
         raise ValueError(
             f"labels has {labels.shape[1]} columns, but the model has {source.outputs} outputs."
         )
     if source.link != "sigmoid" and (labels.sum(1) == 1).all():
         raise ValueError(
-            "labels has exactly one class in each row; pass class numbers, such as labels.argmax(1)."
+            "labels has exactly one class in each row; pass class numbers, such as "
+            "labels.argmax(1)."
         )
 
 
 def _classes(source: EvidenceSource, classes: Any, labels: AnyArray | None) -> AnyArray:
-    """The label of every class: those that the caller says, those of the model, numbers, or names of outputs."""
+    """The label of every class.
+
+    Labels are those that the caller gives, those of the model, numbers, or names of outputs.
+    """
     count = max(2, source.outputs)
     if classes is not None:
         labels_of_classes = array_of(classes, name="classes")
@@ -270,7 +343,8 @@ def _classes(source: EvidenceSource, classes: Any, labels: AnyArray | None) -> A
             or len(np.unique(labels_of_classes)) != count
         ):
             raise ValueError(
-                f"classes must be {count} different labels, one per class in order, found {quote(classes)}."
+                f"classes must be {count} different labels, one per class in order, found "
+                f"{quote(classes)}."
             )
         return labels_of_classes
 
@@ -282,14 +356,18 @@ def _classes(source: EvidenceSource, classes: Any, labels: AnyArray | None) -> A
         return np.arange(count)
     if source.outputs == 1:
         raise ValueError(
-            "labels are names, but there is one output; pass classes=[if it is negative, if positive]."
+            "labels are names, but there is one output; pass classes=[if it is negative, if "
+            "positive]."
         )
 
     return np.asarray(source.output_names)
 
 
 def _are_output_names(labels: AnyArray, source: EvidenceSource) -> bool:
-    """Whether labels are names that the caller gave the outputs, whatever the model calls its classes."""
+    """Whether labels are names that the caller gave the outputs.
+
+    What the model calls its classes does not matter.
+    """
     if labels.ndim != 1 or labels.dtype.kind not in "US" or source.outputs < 2:
         return False
     return bool(np.isin(labels, np.asarray(source.output_names)).all())
@@ -298,7 +376,10 @@ def _are_output_names(labels: AnyArray, source: EvidenceSource) -> bool:
 def label_array(
     labels: ArrayLike, count: int, *, argument: str = "labels", columns: int | None = 1
 ) -> AnyArray:
-    """Labels of any kind as a plain array: one per row, or 0 and 1 in so many columns, None for either."""
+    """Labels of any kind as a plain array: one per row, or 0 and 1 in several columns.
+
+    `columns` says how many columns, 1 for one label per row; None allows either.
+    """
     try:
         array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
         if array.dtype.kind == "O":
@@ -317,14 +398,15 @@ def label_array(
         raise TypeError(f"{argument} must be numbers or names, found {array.dtype}.")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(
-            f"{argument} has no number in row {int((~np.isfinite(array)).argmax())}; leave such rows out."
+            f"{argument} has no number in row {int((~np.isfinite(array)).argmax())}; leave such "
+            "rows out."
         )
 
     return array
 
 
 def _require_label_shape(array: AnyArray, columns: int | None, argument: str) -> None:
-    """An error where labels are neither one per row nor 0 and 1 in as many columns as are expected."""
+    """An error where labels are neither one per row nor 0 and 1 in as many columns as expected."""
     is_one_per_row = array.ndim == 1 and columns in (None, 1)
     is_one_per_class = array.ndim == 2 and columns in (None, array.shape[1])
     if is_one_per_row or (is_one_per_class and bool(np.isin(array, (0, 1)).all())):
@@ -336,7 +418,7 @@ def _require_label_shape(array: AnyArray, columns: int | None, argument: str) ->
 
 
 def remember_labels(batches: Any, collected: list[AnyArray | None]) -> Iterator[Any]:
-    """Batches passed on as they are; their labels, None where there are none, are put into `collected`."""
+    """Batches as they are; their labels, or None without any, are put into `collected`."""
     for number, batch in enumerate(batches):
         labels = None
         rows = batch

@@ -38,6 +38,7 @@ from nobsp.neighbors.evidence import (
     Outcomes,
     Rows,
     Task,
+    classes_of_folders,
     comes_in_batches,
     find_evidence,
     find_outcomes,
@@ -80,30 +81,37 @@ _MOST_MEMBERS = 4096
 class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Finds the rows of a database whose predictions rest on similar evidence.
 
-    Rows are compared by what each term (of a table) or channel (of an image) contributes to a class, or by the
-    activations that enter the network's last layer. No labels are needed to query: the class is the predicted one.
+    Rows are compared by what each term (of a table) or channel (of an image) contributes to a
+    class, or by the activations that enter the network's last layer. No labels are needed to query:
+    the class is the predicted one.
 
-    - `target="query"`: every row of the database by its evidence for the class predicted for the *query*. Like is
-      compared with like, and a neighbour of another class is one that looks like this class to the network.
-    - `target="own"`, as in the paper: every row by its evidence for the class predicted for *it*. That class is then
-      written into the vectors, so that purity is high, and says little about whether a prediction is right.
+    - `target="query"`: every row of the database by its evidence for the class predicted for the
+      *query*. Like is compared with like, and a neighbour of another class is one that looks like
+      this class to the network.
+    - `target="own"`, as in the paper: every row by its evidence for the class predicted for *it*.
+      That class is then written into the vectors, so that purity is high, and says little about
+      whether a prediction is right.
 
-    Vectors are z-scored with the mean and spread of the rows given to `fit`, and brought to unit length; distances are
-    Euclidean. Rows that are added later are measured in the same units.
+    Vectors are z-scored with the mean and spread of the rows given to `fit`, and brought to unit
+    length; distances are Euclidean. Rows that are added later are measured in the same units.
 
     Args:
-        explainer: A fitted NObSP, a fitted NObSPCam, or the torch.nn.Linear that reads the activations to be passed as
-            rows. A fitted NObSPCam also takes pooled activations, shape (rows, units), instead of images.
+        explainer: A fitted NObSP, a fitted NObSPCam, or the torch.nn.Linear that reads the
+            activations to be passed as rows. A fitted NObSPCam also takes pooled activations, shape
+            (rows, units), instead of images.
         space: "contributions" or "activations".
         target: "query" or "own"; see above.
-        metric: "euclidean"; or "cosine", one minus the cosine similarity of contributions as they are, without
-            z-scores (of activations: of their deviations from the mean).
-        backend: "exact", in memory, compares with every row; "usearch", in memory or mapped from a file, walks a graph;
-            "milvus" keeps rows in a local file or on a cluster. `Usearch(...)` and `Milvus(...)` have options.
-        task: "classification" or "regression"; "auto" takes a model for a classifier if it has several outputs or a
-            sigmoid, or if labels take exactly two values. A regression has neighbours but no purity.
+        metric: "euclidean"; or "cosine", one minus the cosine similarity of contributions as they
+            are, without z-scores (of activations: of their deviations from the mean).
+        backend: "exact", in memory, compares with every row; "usearch", in memory or mapped from a
+            file, walks a graph; "milvus" keeps rows in a local file or on a cluster. `Usearch(...)`
+            and `Milvus(...)` have options.
+        task: "classification" or "regression"; "auto" takes a model for a classifier if it has
+            several outputs or a sigmoid, or if labels take exactly two values. A regression has
+            neighbours but no purity.
         output: Which output of a regression with several.
-        classes: Label of every class, where they are neither numbers from 0 nor the names of the outputs.
+        classes: Label of every class, where they are neither numbers from 0 nor the names of the
+            outputs.
         device: Where the exact search works; the CPU when None.
         memory_limit: Most bytes of rows kept in memory, as a number or as "4GB" or "512MiB".
 
@@ -145,20 +153,30 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def fit(
         self, X: TableLike, y: ArrayLike = None, *, labels: ArrayLike = None, progress: bool = False
     ) -> Self:
-        """Makes a database of rows; a former one is replaced. They also fix the units in which vectors are measured.
+        """Makes a database of rows; a former one is replaced.
+
+        The rows also fix the units in which vectors are measured.
 
         Args:
-            X: Rows of any kind the explainer takes: arrays, tensors, frames, DataLoaders, iterables of batches.
-            y: The true label of every row: class numbers from 0, or names of outputs, or `classes`; values for a
-                regression; 0 and 1 in one column per class, (rows, classes), where rows may have several. When None,
-                batches (x, y) of a loader bring them, and else there are none.
+            X: Rows of any kind the explainer takes: arrays, tensors, frames, DataLoaders, iterables
+                of batches, and files or a folder of images.
+            y: The true label of every row: class numbers from 0, or names of outputs, or `classes`;
+                values for a regression; 0 and 1 in one column per class, (rows, classes), where
+                rows may have several. When None, batches (x, y) of a loader bring them, and so does
+                a folder of images with one folder per class, named as the outputs (or, where these
+                have no names, in their order); else there are none.
             labels: The same by another name.
             progress: Whether to show a progress bar on stderr.
         """
         self._validate()
         source = find_evidence(self.explainer)
         known_labels = _labels(X, y, labels)
-        outcomes = self._find_outcomes(source, known_labels)
+        classes = self.classes
+        if known_labels is None and classes is None:
+            classes = classes_of_folders(X, source)
+        outcomes = self._find_outcomes(source, known_labels, classes)
+        if known_labels is None:
+            known_labels = outcomes.labels_in(X)
         wanted = _WANTED[self._kind]
         thumbnails: list[Tensor | None] = []
         rows, labels_read = self._read_labelled(
@@ -172,10 +190,11 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         )
         if known_labels is None and labels_read is not None:
             before = outcomes.task
-            outcomes = self._find_outcomes(source, labels_read)
+            outcomes = self._find_outcomes(source, labels_read, classes)
             if outcomes.task != before:
                 raise ValueError(
-                    'one output may be a logit or a value; pass task="classification" or "regression".'
+                    'one output may be a logit or a value; pass task="classification" or '
+                    '"regression".'
                 )
 
         if labels_read is not None:
@@ -201,17 +220,19 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         )
         return self
 
-    def _find_outcomes(self, source: EvidenceSource, labels: AnyArray | None) -> Outcomes:
+    def _find_outcomes(
+        self, source: EvidenceSource, labels: AnyArray | None, classes: Any
+    ) -> Outcomes:
         """Classes or a value, by the options and, where these leave it open, by the labels."""
-        return find_outcomes(
-            source, labels, task=self.task, output=self.output, classes=self.classes
-        )
+        return find_outcomes(source, labels, task=self.task, output=self.output, classes=classes)
 
     @keeps_torch_modes
     def add(
         self, X: TableLike, y: ArrayLike = None, *, labels: ArrayLike = None, progress: bool = False
     ) -> Self:
-        """Adds rows behind those that are there; the units in which vectors are measured stay those of `fit`.
+        """Adds rows behind those that are there.
+
+        The units in which vectors are measured stay those of `fit`.
 
         Args:
             X: Rows, as for `fit`.
@@ -221,6 +242,8 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """
         fitted = self._fitted
         known_labels = _labels(X, y, labels)
+        if known_labels is None and fitted.labelled:
+            known_labels = fitted.outcomes.labels_in(X)
         held = fitted.backend.rows.bytes() if isinstance(fitted.backend, Exact) else 0
         thumbnails: list[Tensor | None] = []
         rows, labels_read = self._read_labelled(
@@ -252,13 +275,16 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def query(
         self, X: TableLike = None, k: int = 8, *, exclude: ArrayLike = None, progress: bool = False
     ) -> Neighbors:
-        """The k rows of the database nearest to each row of `X`, nearest first, equal distances by position.
+        """The k rows of the database nearest to each row of `X`, nearest first.
+
+        Rows at equal distances are in the order of their positions.
 
         Args:
-            X: Rows, as for `fit`; None for the rows of the database themselves, each without itself.
+            X: Rows, as for `fit`; None for the rows of the database themselves, each without
+                itself.
             k: How many neighbours.
-            exclude: Rows of the database to leave out: None for none; "self" where query i is row i of the database;
-                positions, one per query or several as rows, −1 for none.
+            exclude: Rows of the database to leave out: None for none; "self" where query i is row i
+                of the database; positions, one per query or several as rows, −1 for none.
             progress: Whether to show a progress bar on stderr.
         """
         rows, leave = self._asked(X, exclude, progress=progress)
@@ -267,14 +293,20 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def kneighbors(
         self, X: TableLike = None, n_neighbors: int = 8, return_distance: bool = True
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]] | NDArray[np.int64]:
-        """The same as `query`, as scikit-learn returns it: distances and positions, or positions alone."""
+        """The same as `query`, as scikit-learn returns it: distances and positions.
+
+        Without `return_distance` it is positions alone.
+        """
         hits = self.query(X, n_neighbors)
         return (hits.distances, hits.indices) if return_distance else hits.indices
 
     def _asked(
         self, X: TableLike, exclude: ArrayLike, *, progress: bool
     ) -> tuple[Rows, Tensor | None]:
-        """Rows that are asked about, and what they leave out; those of the database, each without itself, for None."""
+        """Rows that are asked about, and which rows of the database each leaves out.
+
+        Where `X` is None, they are the rows of the database, each without itself.
+        """
         if X is None:
             rows = self._fitted.backend.take(torch.arange(len(self)))
             exclude = "self" if exclude is None else exclude
@@ -326,7 +358,10 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         )
 
     def _read(self, X: TableLike, *, progress: bool = False) -> Rows:
-        """What the model shows of rows: several queries about the same rows then need one forward pass."""
+        """What the model shows of rows.
+
+        Several queries about the same rows then need only one forward pass.
+        """
         fitted = self._fitted
         wanted = self._fitted.wanted
         batches = fitted.source.read(X, wanted=wanted, progress=progress)
@@ -356,10 +391,13 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     @keeps_torch_modes
     def prototypes(self, per_class: int = 3) -> Prototypes:
-        """Rows that stand for each class: together as similar as possible to all rows with the class's label.
+        """Rows that stand for each class.
 
-        They are chosen among the rows that are labelled with a class and predicted as it, compared in the index's space
-        by evidence for that class. Of more than 4,096 such rows, as many evenly spaced ones are compared.
+        Together they are as similar as possible to all rows with the class's label.
+
+        They are chosen among the rows that are labelled with a class and predicted as it, compared
+        in the index's space by evidence for that class. Of more than 4,096 such rows, as many
+        evenly spaced ones are compared.
 
         Args:
             per_class: How many for each class; fewer where it has fewer rows.
@@ -391,7 +429,8 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
         if not parts:
             raise ValueError(
-                "no row of the database is predicted as its label says, so none stands for its class."
+                "no row of the database is predicted as its label says, so none stands for its "
+                "class."
             )
 
         return Prototypes(
@@ -419,16 +458,19 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def duplicates(self, threshold: float = 0.1, *, k: int = 8, X: TableLike = None) -> Duplicates:
         """Rows that are nearly the same: to the network, or as images.
 
-        Rows are the same to the network where they are nearer than a threshold in activation space. Images are also
-        compared by their pixels, as grey copies of 32 × 32: those that differ by a shift by a pixel, noise, brightness
-        or contrast are found. An index that was loaded from a file has no copies, and neither has one of activations.
-        With rows of a test set as `X`, the pairs are leaks: a test row and the row of the database that it repeats.
+        Rows are the same to the network where they are nearer than a threshold in activation space.
+        Images are also compared by their pixels, as grey copies of 32 × 32: those that differ by a
+        shift by a pixel, noise, brightness or contrast are found. An index that was loaded from a
+        file has no copies, and neither has one of activations. With rows of a test set as `X`, the
+        pairs are leaks: a test row and the row of the database that it repeats.
 
         Args:
-            threshold: Largest distance of a pair. Unrelated vectors are about 1.4 from each other, equal ones 0.
-            k: How many neighbours of each row are compared. Rows of larger groups are still linked with one another,
-                though not each with each.
-            X: Other rows, to be compared with those of the database; None for these among themselves.
+            threshold: Largest distance of a pair. Unrelated vectors are about 1.4 from each other,
+                equal ones 0.
+            k: How many neighbours of each row are compared. Rows of larger groups are still linked
+                with one another, though not each with each.
+            X: Other rows, to be compared with those of the database; None for these among
+                themselves.
         """
         require_number("threshold", threshold, least=0, below=2)
         require_whole_number("k", k)
@@ -497,16 +539,21 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         k: int | None = None,
         sample_weight: ArrayLike = None,
     ) -> Influence:
-        """How much a class's logit of other rows would change, had each row of the database not been trained on.
+        """How a class's logit of other rows would change without each row of the database.
 
-        Needs a linear head that was trained on the rows and labels of the database until it converged, by softmax,
-        sigmoid or least squares, with any weight decay. Another head is an error.
+        Without a row means that the model had not been trained on it.
+
+        Needs a linear head that was trained on the rows and labels of the database until it
+        converged, by softmax, sigmoid or least squares, with any weight decay. Another head is an
+        error.
 
         Args:
             X: Rows, as for `query`.
             target: The class, for all rows or one each; the predicted one when None.
-            k: Only the k rows that speak most for the class and the k most against it; all rows when None.
-            sample_weight: How much each row of the database counted in training; all alike when None.
+            k: Only the k rows that speak most for the class and the k most against it; all rows
+                when None.
+            sample_weight: How much each row of the database counted in training; all alike when
+                None.
 
         Example:
             >>> import nobsp, torch
@@ -533,13 +580,14 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     ) -> RepresenterShares:
         """A class's logit of other rows shared out among the rows of the database, adding up to it.
 
-        Needs a linear head that reads the activations, and labels of the database. It says what the logit is made of;
-        `influence` says what would change without a row.
+        Needs a linear head that reads the activations, and labels of the database. It says what the
+        logit is made of; `influence` says what would change without a row.
 
         Args:
             X: Rows, as for `query`.
             target: The class, for all rows or one each; the predicted one when None.
-            k: Only the k rows that add most for the class and the k most against it; all rows when None.
+            k: Only the k rows that add most for the class and the k most against it; all rows when
+                None.
 
         Example:
             >>> import nobsp, torch
@@ -555,10 +603,13 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return share_out(self._fitted, self._read(X), target, k)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the index, without its explainer, to one safetensors file; rows that are in Milvus stay there.
+        """Writes the index, without its explainer, to one safetensors file.
+
+        Rows that are in Milvus stay there.
 
         Args:
-            path: Where to; an existing file is replaced; processes that have it open keep the former one.
+            path: Where to; an existing file is replaced; processes that have it open keep the
+                former one.
         """
         names = ("space", "target", "metric", "task", "output", "memory_limit")
         save(path, self._fitted, {name: getattr(self, name) for name in names})
@@ -572,13 +623,15 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         backend: Literal["exact", "usearch"] | Usearch | Milvus | None = None,
         device: torch.device | str | None = None,
     ) -> Self:
-        """Reads an index that `save` wrote. The file is mapped into memory, not read: several processes can share it.
+        """Reads an index that `save` wrote.
+
+        The file is mapped into memory, not read, so that several processes can share it.
 
         Args:
             path: The file.
             explainer: The very explainer the index was made with; another one is an error.
-            backend: Another backend for the same rows; for rows in Milvus where they are, `Milvus(uri=..., token=...)`:
-                a file alone never makes this process connect.
+            backend: Another backend for the same rows; for rows in Milvus where they are,
+                `Milvus(uri=..., token=...)`: a file alone never makes this process connect.
             device: Where the exact search works.
         """
         other = None if backend is None else _backend_options(backend) or "exact"
@@ -592,7 +645,10 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return index
 
     def close(self) -> None:
-        """Closes a Milvus connection, and with it a local file, which one process at a time can have open."""
+        """Closes a Milvus connection.
+
+        It also closes a local file, which one process at a time can have open.
+        """
         self._fitted.backend.close()
 
     @property
@@ -658,7 +714,9 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         limit = parse_bytes(self.memory_limit, argument="memory_limit")
         parts = []
         for batch in source.read(batches, wanted=wanted, progress=progress):
-            part = replace(outcomes.rows(batch, wanted=wanted), logits=None)
+            part = outcomes.rows(batch, wanted=wanted)
+            if source.head is not None:  # its logits follow from the activations
+                part = replace(part, logits=None)
             held += part.bytes()
             if held > limit:
                 raise _too_large(part, held, limit)
@@ -681,7 +739,10 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
 
 def _evidence_of(source: EvidenceSource, outcomes: Outcomes, rows: Rows) -> Evidence:
-    """Coefficients of evidence that is a multiple of the activations; none where it is kept row by row."""
+    """Coefficients of evidence that is a multiple of the activations.
+
+    There are none where evidence is kept row by row.
+    """
     if source.coefficients is None:
         return Evidence()
     mean = source.mean
@@ -691,7 +752,10 @@ def _evidence_of(source: EvidenceSource, outcomes: Outcomes, rows: Rows) -> Evid
 
 
 def _labels(X: TableLike, y: ArrayLike, labels: ArrayLike) -> AnyArray | None:
-    """Labels by either of their names, as many as rows, where these can be counted before they are read."""
+    """Labels by either of their names, one per row; None without any.
+
+    Their number is checked where rows can be counted before they are read.
+    """
     if y is not None and labels is not None:
         raise ValueError("y and labels are two names for the same; pass one of them.")
     values = y if labels is None else labels
@@ -740,7 +804,8 @@ def _positions_to_leave(exclude: ArrayLike, queries: int, rows: int) -> Tensor |
             )
         if queries != rows:
             raise ValueError(
-                f'exclude="self" says that query i is row i of the database, but there are {queries} queries and '
+                'exclude="self" says that query i is row i of the database, but there are '
+                f"{queries} queries and "
                 f"{rows} rows; pass the position of each query."
             )
         return torch.arange(rows)[:, None]
@@ -753,7 +818,10 @@ def _positions_to_leave(exclude: ArrayLike, queries: int, rows: int) -> Tensor |
             if shaped
             else f"{positions.dtype} of shape {positions.shape}"
         )
-        wanted = f"positions from 0 to {rows - 1}, or −1, one or one row of them for each of the {queries} queries"
+        wanted = (
+            f"positions from 0 to {rows - 1}, or −1, one or one row of them for each of the "
+            f"{queries} queries"
+        )
         raise ValueError(f"exclude must hold {wanted}, found {about}.")
 
     return torch.from_numpy(positions.astype(np.int64).reshape(queries, -1))

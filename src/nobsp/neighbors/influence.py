@@ -21,10 +21,11 @@ from nobsp.neighbors.curvature import (
 )
 from nobsp.neighbors.evidence import Outcomes, Rows
 from nobsp.neighbors.result import Extremes, RankedRows
-from nobsp.neighbors.retraining import retrain_without
+from nobsp.neighbors.retraining import Retrained, retrain_without
 from nobsp.neighbors.search import Fitted, pieces
 
-# Share of the gradient that may be left at the weights of a head that counts as trained on the rows.
+# Share of the gradient that may be left at the weights of a head that counts as trained on the
+# rows.
 MOST_GRADIENT_LEFT = 0.2
 # The same before the curvature is known, when columns that are correlated make it look larger.
 _CLEARLY_TOO_MUCH = 1.0
@@ -34,23 +35,29 @@ _MOST_NUMBERS = 1 << 24
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Influence(RankedRows):
-    """How much the logits of some rows would change, had rows of the database been left out of training.
+    """How much logits of some rows would change if database rows were left out of training.
 
     Attributes:
-        values: How much lower the logit would be without a row, which speaks for the class where that is positive;
-            shape (queries, rows). Of those that were asked for, the most for it first and the most against it last.
+        values: How much lower the logit would be without a row, which speaks for the class where
+            that is positive; shape (queries, rows). Of those that were asked for, the most for it
+            first and the most against it last.
         indices: Positions of these rows in the database, shape (queries, rows).
-        labels: Their labels; where rows may have several classes, whether they are of the class asked for.
+        labels: Their labels; where rows may have several classes, whether they are of the class
+            asked for.
         size: Sum of the sizes of the values of all rows of the database, shape (queries,).
-        logits: Logits of the classes asked for, shape (queries,); of a model with one, half of it for either class.
+        logits: Logits of the classes asked for, shape (queries,); of a model with one, half of it
+            for either class.
         target: These classes, written as labels are; of a regression the value predicted.
         loss: What the head was trained with, by its gradient: "softmax", "sigmoid" or "squares".
-        weight_decay: λ of Σ loss + λ/2 ‖w‖², which follows from the weights; scikit-learn's 1/C, or Ridge's alpha.
-        gradient: Share of the rows' own gradients that is left at the head's weights: 0 for a head trained on these
-            rows, about 1 for one trained on others.
-        retrained: How many rows were left out by training the head on, because one Newton step moves logits far.
-        rough: How many more move logits far, whose values are of one Newton step all the same, since training on
-            would take too long: their order among themselves is not to be relied on.
+        weight_decay: λ of Σ loss + λ/2 ‖w‖², which follows from the weights; scikit-learn's 1/C, or
+            Ridge's alpha.
+        gradient: Share of the rows' own gradients that is left at the head's weights: 0 for a head
+            trained on these rows, about 1 for one trained on others.
+        retrained: How many rows were left out by training the head on, because one Newton step
+            moves logits far.
+        rough: How many more move logits far, whose values are of one Newton step all the same,
+            since training on would take too long: their order among themselves is not to be relied
+            on.
     """
 
     loss: Loss
@@ -62,16 +69,22 @@ class Influence(RankedRows):
     def __repr__(self) -> str:
         rows = self.values.shape[1]
         rough = f", {self.rough} rows only roughly" if self.rough else ""
-        return f"Influence({len(self)} queries, {rows} rows, {self.loss}, gradient {self.gradient:.1%}{rough})"
+        return (
+            f"Influence({len(self)} queries, {rows} rows, {self.loss}, gradient "
+            f"{self.gradient:.1%}{rough})"
+        )
 
 
 def leave_out(
     fitted: Fitted, queries: Rows, target: Any, k: int | None, sample_weight: ArrayLike = None
 ) -> Influence:
-    """Changes of logits by one Newton step on the loss without each row, and by more where that one goes far.
+    """Changes of logits by one Newton step on the loss without each row.
 
-    With H the Hessian of the loss and g_i the gradient of row i, leaving it out moves the weights by H₋ᵢ⁻¹ g_i; H₋ᵢ is
-    H less the row's own curvature, so that one factorisation serves all rows (exactly so for least squares).
+    Where one step goes far, more are taken.
+
+    With H the Hessian of the loss and g_i the gradient of row i, leaving it out moves the weights
+    by H₋ᵢ⁻¹ g_i; H₋ᵢ is H less the row's own curvature, so that one factorisation serves all rows
+    (exactly so for least squares).
     """
     rows = labelled_rows(fitted, "influence")
     outcomes = fitted.outcomes
@@ -83,30 +96,21 @@ def leave_out(
     gradient = gradient_left(problem, curvature)
     _require_trained(gradient, at_most=MOST_GRADIENT_LEFT)
 
-    # Of a model with one logit for two classes, each has half of it.
-    sign = torch.ones(len(codes))
-    column = codes
-    if outcomes.classes is not None and outcomes.outputs == 1:
-        sign = torch.where(codes > 0, 0.5, -0.5)
-        column = torch.zeros_like(codes)
+    asked = _Asked.of(outcomes, queries, codes)
     residuals = curvature.left_out_residuals()
     retrained = retrain_without(problem, curvature, residuals)
-    constant = torch.ones(len(queries), 1, dtype=torch.float64)
-    design = torch.cat([queries.activations.to(torch.float64), constant], dim=1)
-
     n_rows, n_outputs = residuals.shape
     extremes = Extremes(k)
     for piece in pieces(len(queries), n_rows * n_outputs, numbers=_MOST_NUMBERS):
-        directions = curvature.directions(design[piece], column[piece])
+        some = asked.take(piece)
+        directions = curvature.directions(some.design, some.column)
         moved = torch.einsum("qcj,nj,nc->qn", directions, problem.design, residuals)
         if len(retrained.rows):
-            changes = torch.einsum("qj,rjc->qrc", design[piece], retrained.changes)
-            chosen = column[piece, None, None].expand(-1, len(retrained.rows), 1)
-            moved[:, retrained.rows] = changes.gather(2, chosen)[:, :, 0]
-        extremes.add(moved * sign[piece, None])
+            moved[:, retrained.rows] = some.changes(retrained)
+        extremes.add(moved * some.sign[:, None])
 
     indices = extremes.indices
-    logits = (design @ problem.weights).gather(1, column[:, None])[:, 0] * sign
+    logits = (asked.design @ problem.weights).gather(1, asked.column[:, None])[:, 0] * asked.sign
     return Influence(
         indices=indices,
         values=extremes.values.numpy(),
@@ -122,14 +126,44 @@ def leave_out(
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """The queries as the head sees them, and which of its logits each is about."""
+
+    design: Tensor  # activations and a constant, (queries, units + 1)
+    column: Tensor  # the logit's column
+    # what it is multiplied with: of a model with one logit for two classes, each has half of it
+    sign: Tensor
+
+    @classmethod
+    def of(cls, outcomes: Outcomes, queries: Rows, codes: Tensor) -> _Asked:
+        """Those of classes, or of the value that is predicted."""
+        constant = torch.ones(len(queries), 1, dtype=torch.float64)
+        design = torch.cat([queries.activations.to(torch.float64), constant], dim=1)
+        if outcomes.classes is not None and outcomes.outputs == 1:
+            return cls(design, torch.zeros_like(codes), torch.where(codes > 0, 0.5, -0.5))
+        return cls(design, codes, torch.ones(len(codes)))
+
+    def take(self, queries: slice) -> _Asked:
+        """Some of the queries."""
+        return _Asked(self.design[queries], self.column[queries], self.sign[queries])
+
+    def changes(self, retrained: Retrained) -> Tensor:
+        """How far the logits move when the head is trained on without a row, (queries, rows)."""
+        changes = torch.einsum("qj,rjc->qrc", self.design, retrained.changes)
+        column = self.column[:, None, None].expand(-1, len(retrained.rows), 1)
+        return changes.gather(2, column)[:, :, 0]
+
+
 def _require_trained(gradient: float, *, at_most: float) -> None:
     """An error where the gradient that is left is more than that of a head trained on the rows."""
     if gradient <= at_most:
         return
     raise ValueError(
-        "the head was not trained on the rows and labels of this database: the gradient of its loss there is "
-        f"{gradient:.2f} of the rows' own, and {MOST_GRADIENT_LEFT} at most for a head that was. Fit the index on the "
-        "head's own training rows, or train the head on their activations until it converges."
+        "the head was not trained on the rows and labels of this database: the gradient of its "
+        f"loss there is {gradient:.2f} of the rows' own, and {MOST_GRADIENT_LEFT} at most for a "
+        "head that was. Fit the index on the head's own training rows, or train the head on their "
+        "activations until it converges."
     )
 
 
@@ -170,7 +204,8 @@ def _read_weights(sample_weight: ArrayLike, n_rows: int) -> Tensor:
     weights = np.asarray(sample_weight, dtype=np.float64)
     if weights.shape != (n_rows,):
         raise ValueError(
-            f"sample_weight must be one weight per row of the database, {n_rows}, found shape {weights.shape}."
+            f"sample_weight must be one weight per row of the database, {n_rows}, found shape "
+            f"{weights.shape}."
         )
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
         raise ValueError("sample_weight must hold finite weights of zero or more.")
@@ -197,7 +232,8 @@ def target_codes(outcomes: Outcomes, queries: Rows, target: Any) -> Tensor:
     targets = array_of(target, name="target")
     if targets.ndim and targets.shape != (len(queries),):
         raise ValueError(
-            f"target has the shape {targets.shape}; pass one class, or one for each of {len(queries)} rows."
+            f"target has the shape {targets.shape}; pass one class, or one for each of "
+            f"{len(queries)} rows."
         )
     targets = np.broadcast_to(targets, len(queries))
     one_class = replace(outcomes, several=False)
@@ -207,7 +243,10 @@ def target_codes(outcomes: Outcomes, queries: Rows, target: Any) -> Tensor:
 def labels_at(
     outcomes: Outcomes, rows: Rows, indices: NDArray[np.int64], codes: Tensor
 ) -> AnyArray:
-    """Labels of rows of the database; where there may be several classes, whether they are of the class asked for."""
+    """Labels of rows of the database.
+
+    Where rows may have several classes, they say whether a row is of the class asked for.
+    """
     labels = outcomes.decode(rows.truth)
     if not outcomes.several:
         chosen: AnyArray = labels[indices]

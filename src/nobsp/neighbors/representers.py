@@ -1,8 +1,9 @@
 """A logit shared out among the training rows: representer values of a linear head.
 
-A head trained with weight decay λ is a sum over its training rows, w_c = Σ_i r_ic (z_i − z̄) / λ, with r what the head
-has still to learn of row i. So row i adds r_ic (z_i − z̄) · (x − z̄) / λ to the logit of x. This shares out what the head
-says; it does not say what would change without a row, which `influence` does.
+A head trained with weight decay λ is a sum over its training rows, w_c = Σ_i r_ic (z_i − z̄) / λ,
+with r what the head has still to learn of row i. So row i adds r_ic (z_i − z̄) · (x − z̄) / λ to
+the logit of x. This shares out what the head says; it does not say what would change without a row,
+which `influence` does.
 """
 
 from __future__ import annotations
@@ -31,19 +32,24 @@ class RepresenterShares(RankedRows):
     """What the rows of a database add to the logits of others, as a linear head learns from them.
 
     Attributes:
-        values: What rows of the database add, for the class where positive, shape (queries, rows); of those that were
-            asked for, the most for it first and the most against it last.
+        values: What rows of the database add, for the class where positive, shape (queries, rows);
+            of those that were asked for, the most for it first and the most against it last.
         indices: Positions of these rows in the database, shape (queries, rows).
-        labels: Their labels; where rows may have several classes, whether they are of the class asked for.
+        labels: Their labels; where rows may have several classes, whether they are of the class
+            asked for.
         size: Sum of the sizes of what all rows of the database add and take away, shape (queries,).
-        logits: Logits of the classes asked for, shape (queries,); of a model with one, half of it for either class.
+        logits: Logits of the classes asked for, shape (queries,); of a model with one, half of it
+            for either class.
         target: These classes, written as labels are; of a regression the value predicted.
-        others: What the rows that were not asked for add together, shape (queries,); zero without `k`.
-        base: The logit at the mean of the database; `base + values.sum(1) + others + residual` are the logits.
-        residual: What no row can add, as it lies in directions in which no two of them differ; shape (queries,).
-        exact: Share of the head's weights that training with weight decay on these rows explains: 1 where it was
-            trained so, with a bias that is not decayed, until it converged. The rest is shared out among the rows as
-            evenly as can be, and values are an approximation.
+        others: What the rows that were not asked for add together, shape (queries,); zero without
+            `k`.
+        base: The logit at the mean of the database; `base + values.sum(1) + others + residual` are
+            the logits.
+        residual: What no row can add, as it lies in directions in which no two of them differ;
+            shape (queries,).
+        exact: Share of the head's weights that training with weight decay on these rows explains: 1
+            where it was trained so, with a bias that is not decayed, until it converged. The rest
+            is shared out among the rows as evenly as can be, and values are an approximation.
     """
 
     others: Array
@@ -58,7 +64,10 @@ class RepresenterShares(RankedRows):
 
 @dataclass(frozen=True, eq=False)
 class _Coefficients:
-    """α of w_c = Σ_i α_ic (z_i − z̄), shape (rows, outputs), and the share of w that weight decay explains."""
+    """The coefficients α of w_c = Σ_i α_ic (z_i − z̄), shape (rows, outputs).
+
+    With them comes the share of w that weight decay explains.
+    """
 
     values: Tensor
     exact: float
@@ -128,10 +137,10 @@ def _targets_of(outcomes: Outcomes, rows: Rows) -> Tensor:
 def _find_coefficients(
     centred_rows: Tensor, logits: Tensor, weight: Tensor, truth: Tensor, outcomes: Outcomes
 ) -> _Coefficients:
-    """α = r / λ where training explains the weights, and the smallest α that gives the rest of them.
+    """α = r / λ where training explains the weights, and the smallest α that gives their rest.
 
-    1 / λ is found by least squares from Σ_i r_ic (z_i − z̄) / λ = w_c, for a head trained by likelihood and for one
-    trained by squares; the better of them is taken.
+    1 / λ is found by least squares from Σ_i r_ic (z_i − z̄) / λ = w_c, for a head trained by
+    likelihood and for one trained by squares; the better of them is taken.
     """
     answers = [logits]
     if outcomes.classes is not None:

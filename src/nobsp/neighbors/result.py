@@ -1,4 +1,4 @@
-"""What an index returns: neighbours, rows that stand for a class, and rows that are nearly the same."""
+"""What an index returns: neighbours, rows that stand for a class, and near-duplicate rows."""
 
 from __future__ import annotations
 
@@ -70,14 +70,16 @@ class Neighbors(Answers):
     Attributes:
         indices: Positions in the database, shape (queries, k).
         distances: Shape (queries, k).
-        labels: Labels of the neighbours, shape (queries, k), or (queries, k, classes) of 0 and 1 where rows may have
-            several; None where the database has none.
-        predicted: The class predicted for each query, written as the labels are; for a regression the value.
+        labels: Labels of the neighbours, shape (queries, k), or (queries, k, classes) of 0 and 1
+            where rows may have several; None where the database has none.
+        predicted: The class predicted for each query, written as the labels are; for a regression
+            the value.
         confidence: Probability of the predicted class; NaN for a regression.
         space: "activations" or "contributions".
         target: "query" or "own".
         classes: Label of every class; None for a regression.
-        residuals: Labels of the neighbours less the values predicted for them, for a regression; None otherwise.
+        residuals: Labels of the neighbours less the values predicted for them, for a regression;
+            None otherwise.
     """
 
     distances: Array
@@ -91,10 +93,12 @@ class Neighbors(Answers):
 
     @property
     def expected_error(self) -> Array:
-        """How far a regression is off at each query: mean size of its neighbours' residuals, shape (queries,).
+        """How far a regression is off at each query, shape (queries,).
 
-        A model that was trained on the database is less far off there than elsewhere; `nobsp.audit` judges by heads
-        that have not seen the neighbours.
+        It is the mean size of the residuals of a query's neighbours.
+
+        A model that was trained on the database is less far off there than elsewhere; `nobsp.audit`
+        judges by heads that have not seen the neighbours.
         """
         if self.residuals is None:
             raise ValueError(
@@ -110,14 +114,15 @@ class Neighbors(Answers):
 
     @property
     def purity(self) -> Array:
-        """Share of a query's neighbours whose label is the class *predicted* for the query, shape (queries,)."""
+        """Share of a query's neighbours whose label is its *predicted* class, shape (queries,)."""
         return self.purity_towards(self.predicted)
 
     def purity_towards(self, labels: ArrayLike) -> Array:
-        """Share of a query's neighbours that have the label given for the query, e.g. its true one."""
+        """Share of a query's neighbours with the label given for the query, e.g. its true one."""
         if self.classes is None:
             raise ValueError(
-                "a regression has no classes, and no purity; look at values, e.g. hits.labels.std(1)."
+                "a regression has no classes, and no purity; look at values, e.g. "
+                "hits.labels.std(1)."
             )
 
         if self.labels is None:
@@ -154,7 +159,7 @@ class Neighbors(Answers):
         return replace(self, **nearest)
 
     def to_frame(self) -> NativeFrame:
-        """One line per query and neighbour, as a pandas frame, or a polars one where pandas is missing."""
+        """One line per query and neighbour, in a pandas frame, or a polars one without pandas."""
         count, k = self.indices.shape
         columns: dict[str, Any] = {
             "query": np.repeat(np.arange(count), k),
@@ -190,10 +195,11 @@ class Prototypes:
     Attributes:
         indices: Positions in the database, shape (prototypes,).
         labels: The class each stands for.
-        shares: Share of the class's rows that are nearer to it than to the class's other prototypes.
+        shares: Share of the class's rows that are nearer to it than to the class's other
+            prototypes.
         similarity: Mean cosine similarity of those rows to it.
-        criticisms: As many rows of each class that are the least similar to any of its prototypes, in the same order of
-            classes: what the prototypes do not show.
+        criticisms: As many rows of each class that are the least similar to any of its prototypes,
+            in the same order of classes: what the prototypes do not show.
     """
 
     indices: NDArray[np.int64]
@@ -230,7 +236,10 @@ class Prototypes:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RankedRows(Answers):
-    """Numbers for rows of a database about each query: the larger, the more they matter, for it or against it."""
+    """Numbers for rows of a database about each query.
+
+    The larger a number is in size, the more the row matters, for the query or against it.
+    """
 
     values: Array
     labels: AnyArray
@@ -248,7 +257,10 @@ class RankedRows(Answers):
         return np.take_along_axis(self.indices, self._largest(k), 1)
 
     def to_frame(self, k: int = 8) -> NativeFrame:
-        """One line per query and row, the k that matter most, as a pandas frame, or a polars one."""
+        """One line per query and row, the k that matter most, in a pandas or polars frame.
+
+        It is a polars frame where pandas is missing.
+        """
         columns = self._largest(k)
         query = np.repeat(np.arange(len(self)), columns.shape[1])
         column = columns.ravel()
@@ -272,7 +284,10 @@ class RankedRows(Answers):
 
 
 def keep_extremes(values: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
-    """Of each row, the k largest values, largest first, and the k smallest, smallest last, with their columns."""
+    """The k largest values of each row and its k smallest, with their columns.
+
+    The largest come first and the smallest last; where `k` is None, all values stay as they are.
+    """
     count = values.shape[1]
     if k is None:
         return values, torch.arange(count).expand(values.shape)

@@ -1,7 +1,10 @@
-"""Leaving out rows that matter much: where one Newton step is not enough, the head is trained on without them.
+"""Leaving out rows that matter much, where one Newton step is not enough.
 
-One Newton step takes the curvature of the other rows for what it is at the head's weights. Where a row that goes moves
-logits far, as with classes that are nearly separable and little weight decay, their curvature changes on the way.
+The head is then trained on without them.
+
+One Newton step takes the curvature of the other rows for what it is at the head's weights. Where a
+row that goes moves logits far, as with classes that are nearly separable and little weight decay,
+their curvature changes on the way.
 """
 
 from __future__ import annotations
@@ -50,13 +53,16 @@ def retrain_without(
     *,
     most_operations: float = MOST_OPERATIONS,
 ) -> Retrained:
-    """Trains on without each row of which one Newton step moves a logit far, those that move most first.
+    """Trains on without each row of which one Newton step moves a logit far.
+
+    The rows that move logits most come first.
 
     Args:
         problem: What the head was trained on.
         curvature: Of the problem, at the head's weights.
         residuals: By which the inverse Hessian acts when a row is left out, shape (rows, outputs).
-        most_operations: Multiplications that it may take; one row is trained on without in any case.
+        most_operations: Multiplications that it may take; one row is trained on without in any
+            case.
     """
     if problem.loss == "squares":  # one step is exact
         return Retrained(torch.empty(0, dtype=torch.int64), problem.weights[None][:0], rough=0)
@@ -84,7 +90,10 @@ def _operations(problem: HeadProblem) -> float:
 
 
 def _largest_moves(problem: HeadProblem, curvature: Curvature, residuals: Tensor) -> Tensor:
-    """How far leaving out each row moves the logit of any row that is watched, by one Newton step; shape (rows,)."""
+    """How far leaving out each row moves any watched row's logit, by one Newton step.
+
+    The shape is (rows,).
+    """
     design = problem.design
     n_rows, n_outputs = residuals.shape
     watched = design[torch.from_numpy(evenly_spaced(n_rows, _WATCHED))]
@@ -102,7 +111,7 @@ def _largest_moves(problem: HeadProblem, curvature: Curvature, residuals: Tensor
 def _change_without(
     problem: HeadProblem, curvature: Curvature, residuals: Tensor, row: int
 ) -> Tensor:
-    """How the weights change when the head is trained on without a row, shape (width + 1, outputs)."""
+    """How the weights change when training goes on without a row, shape (width + 1, outputs)."""
     pull = problem.design[row][:, None] * residuals[row][None]
     without = problem.without(row)
     start = without.at(problem.weights)

@@ -1,4 +1,4 @@
-"""Where rows of an index are compared and searched: spaces, the exact search in memory, the database as a whole."""
+"""How rows of an index are compared and searched: spaces, exact search in memory, the database."""
 
 from __future__ import annotations
 
@@ -21,17 +21,22 @@ Computed = TypeVar("Computed")
 Kind = Literal["activations", "own", "query"]
 Metric = Literal["euclidean", "cosine"]
 
-# A column that varies less than this, as a share of its size, is constant: single precision knows no more.
+# A column that varies less than this, as a share of its size, is constant: single precision knows
+# no more.
 _CONSTANT = 1e-7
 # Numbers of vectors or scores held at once: few enough for the processor's cache.
 _AT_ONCE = 1 << 20
-# Candidates beyond k: products of equal vectors may differ in the last bit, their differences do not.
+# Candidates beyond k: products of equal vectors may differ in the last bit, their differences do
+# not.
 _SPARE = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Contributions of rows to a class: multiples β_c ⊙ (z − z̄) of the activations, or as they were kept."""
+    """Contributions of rows to a class: multiples of the activations, or as they were kept.
+
+    The multiples are β_c ⊙ (z − z̄).
+    """
 
     # β, (classes, width), float64; None where contributions were kept
     coefficients: Tensor | None = None
@@ -48,9 +53,12 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """A way to make vectors of rows: of activations, of evidence for each row's own class, or for the query's class.
+    """A way to make vectors of rows, from activations or from evidence for a class.
 
-    Euclidean distances are between vectors of unit length after z-scores; "cosine" is without z-scores.
+    The class is each row's own, or the query's.
+
+    Euclidean distances are between vectors of unit length after z-scores; "cosine" is without
+    z-scores.
     """
 
     kind: Kind
@@ -67,7 +75,10 @@ class Space:
         return len(self.unit)
 
     def scaled(self, rows: Rows, classes: Tensor | None = None) -> Tensor:
-        """Vectors before they are brought to unit length; for kind "query" of `classes`, the predicted ones if None."""
+        """Vectors before they are brought to unit length.
+
+        For kind "query" they are of `classes`, or of the predicted classes where that is None.
+        """
         classes = rows.predicted if classes is None or self.kind == "own" else classes
         if self.kind == "activations":
             raw = rows.activations.to(torch.float64)
@@ -81,7 +92,10 @@ class Space:
         return unit_length(self.scaled(rows, classes))
 
     def invert(self, vectors: Tensor, lengths: Tensor) -> Tensor:
-        """What vectors and lengths were made of; not for kind "query". Columns that do not vary are at their mean."""
+        """What vectors and lengths were made of; not for kind "query".
+
+        Columns that do not vary are at their mean.
+        """
         return vectors * lengths[:, None] * self._spread() + self.origin
 
     def _spread(self) -> Tensor:
@@ -91,8 +105,9 @@ class Space:
     def probes(self, queries: Rows, sought: Space) -> Tensor:
         """Directions in which to look here for rows that are near in another space, float32.
 
-        Evidence β_c ⊙ (z − z̄) is w_c times the vectors of this space, column by column. Rows with similar evidence lie
-        in the direction of the query's own vector, each column of it weighted by |w_c|.
+        Evidence β_c ⊙ (z − z̄) is w_c times the vectors of this space, column by column. Rows with
+        similar evidence lie in the direction of the query's own vector, each column of it weighted
+        by |w_c|.
         """
         vectors = self.vectors(queries)
         if sought.kind == "query" and sought.evidence.coefficients is not None:
@@ -101,7 +116,10 @@ class Space:
         return vectors.to(torch.float32)
 
     def cosine(self) -> Space:
-        """The same without z-scores, compared by cosine similarity: deviations from the mean as they are."""
+        """The same without z-scores, compared by cosine similarity.
+
+        Deviations from the mean are taken as they are.
+        """
         origin = self.origin if self.kind == "activations" else torch.zeros_like(self.origin[:1])
         centre = None if self.centre is None else self.evidence.mean
         return replace(
@@ -120,11 +138,12 @@ def fit_spaces(
 ) -> dict[Kind, Space]:
     """Finds the scale of spaces on the rows of a database.
 
-    Activations, and evidence for own classes, are z-scored column by column. Evidence for the query's class is centred
-    for each class, and each column is divided by one spread for all classes,
+    Activations, and evidence for own classes, are z-scored column by column. Evidence for the
+    query's class is centred for each class, and each column is divided by one spread for all
+    classes,
         s_k = sqrt(mean over classes c of Var_i g_kc(x_i)).
-    A spread for each class would undo what is to be compared: for g_kc = β_kc (z_k − z̄_k) it is |β_kc| times that of
-    z_k, so that β cancels and only activations are left.
+    A spread for each class would undo what is to be compared: for g_kc = β_kc (z_k − z̄_k) it is
+    |β_kc| times that of z_k, so that β cancels and only activations are left.
     """
     mean, spread = moments(rows, lambda part: part.activations.to(torch.float64))
     spaces: dict[Kind, Space] = {}
@@ -178,7 +197,10 @@ def _space_of_classes(evidence: Evidence, rows: Rows, classes: int) -> Space:
 
 
 def pieces(count: int, width: int, *, numbers: int = 1 << 18) -> Iterator[slice]:
-    """Slices of rows with at most so many numbers: few enough in double precision to stay in the processor's cache."""
+    """Slices of rows with at most `numbers` numbers each.
+
+    In double precision, these are few enough to stay in the processor's cache.
+    """
     step = max(1, numbers // max(1, width))
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
@@ -229,18 +251,23 @@ class Backend(ABC):
     def candidates(
         self, queries: Rows, k: int, leave: Tensor | None, *, space: Space, walked: Space
     ) -> Tensor:
-        """Positions of rows that may be the nearest, in any order, −1 for none, shape (queries, k or more)."""
+        """Positions of rows that may be the nearest, in any order, shape (queries, k or more).
 
-    def close(self) -> None:  # noqa: B027 - a file that is mapped into memory may be removed while it is open
+        Where there is none, the position is −1.
+        """
+
+    # a file that is mapped into memory may be removed while it is open
+    def close(self) -> None:  # noqa: B027
         """Closes a connection, where there is one."""
 
     def nearest(
         self, space: Space, queries: Rows, k: int, leave: Tensor | None, *, walked: Space
     ) -> tuple[Tensor, Tensor]:
-        """Positions and distances of the k rows nearest to each query in `space`, shape (queries, k).
+        """Positions and distances of the k rows nearest to each query in `space`, (queries, k).
 
-        `leave` has positions to leave out for each query, −1 for none. A backend that does not compare with every row
-        looks for candidates in `walked`: `space` itself, or activations where it has vectors of its own per class.
+        `leave` has positions to leave out for each query, −1 for none. A backend that does not
+        compare with every row looks for candidates in `walked`: `space` itself, or activations
+        where it has vectors of its own per class.
         """
         positions = []
         distances = []
@@ -257,7 +284,7 @@ class Backend(ABC):
     def _measure(
         self, space: Space, queries: Rows, candidates: Tensor, k: int
     ) -> tuple[Tensor, Tensor]:
-        """The k nearest among candidates, by differences of vectors, equal distances by position."""
+        """The k nearest among candidates, by differences of vectors, ties in order of position."""
         vectors = space.vectors(queries)
         candidates = candidates.sort(dim=1).values
         flat = candidates.clamp_min(0).flatten()
@@ -284,7 +311,10 @@ class Backend(ABC):
 
 
 class Exact(Backend):
-    """Rows in memory, compared with every query: products in double precision block by block, and topk."""
+    """Rows in memory, each compared with every query.
+
+    Products are in double precision, block by block, followed by topk.
+    """
 
     def __init__(self, device: torch.device | str | None = None, rows: Rows | None = None) -> None:
         try:
@@ -340,7 +370,10 @@ class Exact(Backend):
 
 
 def _leave_out(scores: Tensor, rows: Tensor) -> None:
-    """Lets no query find the rows that it leaves out, by their positions in the block; others are ignored."""
+    """Lets no query find the rows that it leaves out, given by positions in the block.
+
+    Positions that are not in the block are ignored.
+    """
     is_in_block = (rows >= 0) & (rows < scores.shape[1])
     query, column = torch.nonzero(is_in_block, as_tuple=True)
     scores[query, rows[query, column]] = -torch.inf
@@ -349,7 +382,11 @@ def _leave_out(scores: Tensor, rows: Tensor) -> None:
 def _scores(
     space: Space, rows: Rows, queries: Rows, vectors: Tensor, device: torch.device
 ) -> Tensor:
-    """Larger is nearer, shape (queries, rows): q·v, and 1/2 for rows of zeros, as ‖q − v‖² = ‖q‖² + ‖v‖² − 2 q·v."""
+    """Scores of rows for queries, larger is nearer, shape (queries, rows).
+
+    They are q·v, and 1/2 for rows of zeros, as ‖q − v‖² = ‖q‖² + ‖v‖² − 2 q·v; by cosine, rows of
+    zeros have 0.
+    """
     empty = 0.5 if space.metric == "euclidean" else 0.0
     vectors = vectors.to(device)
     if space.kind != "query":
@@ -383,7 +420,9 @@ def _scores(
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A database: how rows are read, what the outputs stand for, in which units they are measured, where they are.
+    """A database: how its rows are read, what outputs stand for, the units, and where rows are.
+
+    The units are those in which rows are measured.
 
     `cache` has what was computed about the rows, by name, with how many there were then.
     """
@@ -430,19 +469,25 @@ class Fitted:
                 missing = "the class of a query"
                 option = ', target="query"'
             raise ValueError(
-                f'the index keeps no evidence for {missing}; make it with space="contributions"{option}.'
+                f"the index keeps no evidence for {missing}; make it with "
+                f'space="contributions"{option}.'
             )
         return self.spaces[kind] if metric == "euclidean" else self.spaces[kind].cosine()
 
     def logits(self, rows: Rows) -> Tensor:
-        """Logits per class, of queries as they were read, of rows of the database from their activations."""
+        """Logits per class.
+
+        Those of queries are as they were read, those of rows of the database follow from their
+        activations.
+        """
         if rows.logits is not None:
             return rows.logits
 
         logits = self.source.logits(rows.activations)
         if logits is None:
             raise ValueError(
-                "layers stand between map and head, so logits of the database are not known; pass the rows again: "
-                'audit(index, X, labels, exclude="self").'
+                "layers stand between map and head, and logits are not kept in Milvus or in "
+                "files of earlier versions; "
+                'pass the rows again: audit(index, X, labels, exclude="self").'
             )
         return self.outcomes.per_class(logits)

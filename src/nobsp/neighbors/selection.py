@@ -1,4 +1,4 @@
-"""Rows that stand for others, chosen one after another: prototypes of a class, and rows worth labelling next."""
+"""Rows that stand for others, chosen one by one: prototypes of a class, and rows to label next."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ By = Literal["coverage", "uncertainty", "both"]
 
 # Rows that are to be covered, evenly spaced ones of a larger database.
 _MOST_COVERED = 4096
-# Most numbers of a table of similarities that is kept; beyond, its rows are worked out when they are needed.
+# Most numbers of a table of similarities that is kept; beyond, its rows are worked out when they
+# are needed.
 _MOST_NUMBERS = 1 << 26
 # Rows by which the width of the similarity is measured.
 _N_WIDTH_ROWS = 512
@@ -80,11 +81,12 @@ def choose_covering(
     covered: Tensor,
     free: Tensor | None = None,
 ) -> Tensor:
-    """Positions of n candidates, each of which raises Σ_i w_i max over the chosen p of s_ip the most.
+    """Positions of n candidates, each raising Σ_i w_i max over the chosen p of s_ip the most.
 
-    `similar(positions)` has a row s for each candidate; all rows are candidates unless `free` says which, and `covered`
-    is what there is without any. What a candidate adds only shrinks as others are chosen: those that added less before
-    than the best one does now need not be measured again. The choice is within 1 − 1/e of the best.
+    `similar(positions)` has a row s for each candidate; all rows are candidates unless `free` says
+    which, and `covered` is what there is without any. What a candidate adds only shrinks as others
+    are chosen: those that added less before than the best one does now need not be measured again.
+    The choice is within 1 − 1/e of the best.
     """
     n_rows = len(weights if free is None else free)
     gains = torch.full((n_rows,), -torch.inf)
@@ -119,11 +121,12 @@ def select(
 ) -> NDArray[np.int64]:
     """Chooses rows of an index that are worth labelling next.
 
-    - "coverage": rows that together are near all others, by activations: Σ_i max over the chosen p of
-      exp(−‖v_i − v_p‖² / 2σ²) is raised most by each next one, σ being the distance within which each would have its
-      share of the others. Needs no head that has learnt anything.
+    - "coverage": rows that together are near all others, by activations: Σ_i max over the chosen p
+      of exp(−‖v_i − v_p‖² / 2σ²) is raised most by each next one, σ being the distance within which
+      each would have its share of the others. Needs no head that has learnt anything.
     - "uncertainty": rows with the smallest margin between the two likeliest classes.
-    - "both": coverage in which every row counts by one minus its margin, for heads that know all classes.
+    - "both": coverage in which every row counts by one minus its margin, for heads that know all
+      classes.
 
     Labels of the index are not looked at; it may have none.
 
@@ -131,7 +134,8 @@ def select(
         index: An index of the rows to choose from.
         n: How many rows.
         by: See above.
-        labelled: Positions of rows that are labelled already: they are not chosen again, and cover what is near them.
+        labelled: Positions of rows that are labelled already: they are not chosen again, and cover
+            what is near them.
 
     Returns:
         Positions in the index, the most worthwhile first.
@@ -139,7 +143,8 @@ def select(
     Example:
         >>> import nobsp, torch
         >>> _ = torch.manual_seed(0)
-        >>> rows = torch.randn(4, 8).repeat_interleave(25, 0) + 0.1 * torch.randn(100, 8)  # four lots of 25
+        >>> four_lots = torch.randn(4, 8).repeat_interleave(25, 0)
+        >>> rows = four_lots + 0.1 * torch.randn(100, 8)
         >>> index = nobsp.ContributionIndex(torch.nn.Linear(8, 3)).fit(rows)
         >>> sorted(nobsp.select(index, 4, by="coverage") // 25)
         [np.int64(0), np.int64(1), np.int64(2), np.int64(3)]
@@ -165,12 +170,14 @@ def _labelled_positions(labelled: Any, n_rows: int) -> Tensor:
     positions = array_of([] if labelled is None else labelled, name="labelled")
     if positions.size and positions.dtype.kind not in "iu":
         raise TypeError(
-            f"labelled must hold positions, found {positions.dtype}; of a mask, pass np.flatnonzero(mask)."
+            f"labelled must hold positions, found {positions.dtype}; of a mask, pass "
+            "np.flatnonzero(mask)."
         )
     known: Tensor = torch.unique(torch.as_tensor(positions.astype(np.int64)))
     if len(known) and not 0 <= int(known.min()) <= int(known.max()) < n_rows:
         raise ValueError(
-            f"labelled must hold positions from 0 to {n_rows - 1}, found {known.min()} to {known.max()}."
+            f"labelled must hold positions from 0 to {n_rows - 1}, found {known.min()} to "
+            f"{known.max()}."
         )
     return known
 
@@ -204,7 +211,7 @@ def _select_covering(fitted: Fitted, n: int, known: Tensor, weights: Tensor) -> 
 
 
 def _similarity_width(vectors: Tensor, n_chosen: int) -> float:
-    """Half the squared distance within which each of those chosen has an equal share of the rows."""
+    """Half the squared distance within which each of those chosen has an equal share of rows."""
     share = max(1, round(len(vectors) / n_chosen))
     some = vectors[:: max(1, len(vectors) // _N_WIDTH_ROWS)]
     nearest = (some @ vectors.T).topk(min(share + 1, len(vectors)), dim=1).values

@@ -1,7 +1,7 @@
 """The tuned numbers of an audit, each with what it is for.
 
-Those of the vote were chosen on TinyImageNet, those of heads and labels on CIFAR-10, TinyImageNet and HAM10000;
-benchmarks/results/audit.md says how far from what it reports.
+Those of the vote were chosen on TinyImageNet, those of heads and labels on CIFAR-10, TinyImageNet
+and HAM10000; benchmarks/results/audit.md says how far from what it reports.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Tuning:
         n_folds: Folds of heads and of the cross-validated joint confidence.
         head_decay: Weight decay of heads for classes.
         head_steps: Steps of their solver.
-        label_noise: Share of labels that heads take to be wrong, and where the search for that share begins.
+        label_noise: Share of labels that heads take to be wrong, and where the search for that
+            share begins.
         most_head_rows: Rows that heads are fitted on.
         head_weight: How much heads count beside vote and centroids.
         value_decay: Weight decay of heads for values.
@@ -42,11 +43,13 @@ class Tuning:
         most_calibration_rows: Rows that temperature and noise are chosen on.
         temperatures: Temperatures to choose from.
         n_rounds: Steps of expectation-maximisation.
-        least_agreement: Share of labels that must agree with the evidence for confusions of classes to be looked for.
+        least_agreement: Share of labels that must agree with the evidence for confusions of classes
+            to be looked for.
         random_labels: Wrong labels at random that are added to what is counted of each class.
         student_tails: Tails of residuals to choose from.
         local_scales: By how much the local scale of residuals may count.
-        fewest_values: Labels of a regression that tell by themselves how far labels usually are from what is expected.
+        fewest_values: Labels of a regression that tell by themselves how far labels usually are
+            from what is expected.
         tiny: Added to a spread: labels that are all alike have none.
     """
 

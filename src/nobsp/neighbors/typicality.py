@@ -22,8 +22,9 @@ N_NEAREST_BY_EVIDENCE = 8
 _N_NEAREST_BY_ACTIVATIONS = 10
 # Numbers gathered at once.
 _MOST_NUMBERS = 1 << 22
-# By how much the log-odds of being right follow log(typicality). Chosen on networks of CIFAR-10 and Imagenette that
-# were shown skin lesions, digits and noise, as the least that keeps them below the median of known images.
+# By how much the log-odds of being right follow log(typicality). Chosen on networks of CIFAR-10 and
+# Imagenette that were shown skin lesions, digits and noise, as the least that keeps them below the
+# median of known images.
 _ODDS_WEIGHT = 0.3
 # How fast trust falls beyond the furthest row of the database: a power of typicality.
 _STEEPNESS = 8
@@ -40,7 +41,9 @@ class Reference:
         return len(self.distances)
 
     def typicality(self, distances: Array) -> Array:
-        """Share of the database's rows that are further from their neighbours; beyond all of them, exponentially less.
+        """Share of the database's rows that are further from their neighbours.
+
+        For rows further away than all of them, it falls exponentially.
 
         Distances in the two spaces are summed in units from their median to their 84th percentile.
         """
@@ -65,8 +68,9 @@ class Reference:
 def trust_classes(chance: Array, typicality: Array, n_reference: int) -> Array:
     """Probabilities that predicted classes are right, lowered where rows are not typical.
 
-    The log-odds follow the logarithm of the typicality, whose mean is −1 over rows like those of the database, so that
-    theirs are moved up as much as down. Beyond the furthest row of the database the probability falls with a power.
+    The log-odds follow the logarithm of the typicality, whose mean is −1 over rows like those of
+    the database, so that theirs are moved up as much as down. Beyond the furthest row of the
+    database the probability falls with a power.
     """
     tiny = np.finfo(np.float64).tiny
     for_it = np.log(np.maximum(chance, tiny))
@@ -80,21 +84,27 @@ def trust_classes(chance: Array, typicality: Array, n_reference: int) -> Array:
 
 
 def trust_values(chance: Array, typicality: Array, n_reference: int) -> Array:
-    """Probabilities that predicted values are near, lowered for rows further away than any of the database."""
+    """Probabilities that predicted values are near, lowered for rows far away.
+
+    Far away is further than any row of the database.
+    """
     within_reach = np.minimum(1.0, typicality * (n_reference + 1))
     trusted: Array = chance * within_reach**_STEEPNESS
     return trusted
 
 
 def reference_positions(fitted: Fitted) -> Tensor:
-    """Rows of a database that others are compared with: all of a small one, else evenly spaced ones."""
+    """Rows of a database to compare others with: all of a small one, else evenly spaced ones."""
     return spaced(len(fitted.backend), _REFERENCE_ROWS)
 
 
 def neighbour_distances(fitted: Fitted, rows: Rows, by_evidence: Array, voters: Positions) -> Array:
-    """Mean distance to the 8 nearest by evidence, and to the 10 nearest of the voters by activations as they are.
+    """Mean distances to the 8 nearest by evidence and to the 10 nearest voters by activations.
 
-    The latter are brought to unit length without centring: a network answers strange inputs with little of everything.
+    Activations are taken as they are.
+
+    The latter are brought to unit length without centring: a network answers strange inputs with
+    little of everything.
     """
     by_activations = np.empty(len(rows))
     width = voters.shape[1] * rows.activations.shape[1]

@@ -1,7 +1,7 @@
-"""What labelled rows say of the class of others: a vote of neighbours, and centroids of the classes.
+"""What labelled rows say of others' classes: a vote of neighbours, and centroids of the classes.
 
-Rows are compared after columns were decorrelated (`Centroids.transform`): activations that many channels share make
-everything look alike.
+Rows are compared after columns were decorrelated (`Centroids.transform`): activations that many
+channels share make everything look alike.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Centroids:
-    """What the labelled rows of a database say of their classes, in the space of z-scored activations.
+    """What a database's labelled rows say of their classes, in the space of z-scored activations.
 
     Attributes:
         space: Where rows are compared.
         take: Rows of the database at positions.
         positions: Rows of the database that were counted, in order.
         members: How many of them are of each class, shape (classes,), float64.
-        transform: T = ((R + I) / 2)^(−1/2), R the correlations of the columns, so that directions that many columns
-            share count less; None where there are too many columns.
+        transform: T = ((R + I) / 2)^(−1/2), R the correlations of the columns, so that directions
+            that many columns share count less; None where there are too many columns.
         directions: Sums over each class of the unit vectors along T x, shape (classes, width).
     """
 
@@ -49,7 +49,10 @@ class Centroids:
         return unit_length(vectors)
 
     def cosines(self, vectors: Tensor, leave: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of rows, to centroids without the rows to leave out; and what members are left, both (rows, classes)."""
+        """Cosines of rows to centroids without the rows left out, and the members that remain.
+
+        Both have the shape (rows, classes).
+        """
         cosines = vectors @ unit_length(self.directions).T
         members = self.members.repeat(len(vectors), 1)
         if leave is None:
@@ -72,7 +75,7 @@ class Centroids:
 
 
 def fit_centroids(fitted: Fitted) -> Centroids:
-    """Centroids of the classes, by the labels of a database; none where rows may have several classes."""
+    """Centroids of the classes, by a database's labels; none if rows may have several classes."""
     space = fitted.space("activations", "euclidean")
     take = fitted.backend.take
     n_classes = 0 if fitted.outcomes.several else fitted.outcomes.count
@@ -114,7 +117,10 @@ def _find_transform(
 
 
 def count_votes(centroids: Centroids, vectors: Tensor, voters: Tensor) -> Tensor:
-    """Share of each class among the neighbours, the more alike ones counting more, shape (rows, classes)."""
+    """Share of each class among the neighbours, shape (rows, classes).
+
+    Neighbours that are more alike count more.
+    """
     distinct, columns = torch.unique(voters, return_inverse=True)
     vector_parts = []
     label_parts = []

@@ -1,4 +1,4 @@
-"""A model ready to be run, with its preprocessing as a function, and which columns that makes of which."""
+"""A model ready to run, its preprocessing as a function, and which columns that makes of which."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Adapted:
 
     # the torch module; for models of other libraries it works in float64 and returns margins
     module: nn.Module
-    # makes a float64 matrix of rows of the caller's kind (frame or array); None where the module takes them as they are
+    # makes a float64 matrix of rows of the caller's kind (frame or array); None where the module
+    # takes them as they are
     encode: Encode | None = None
     # names of the caller's columns, where the model was fitted on a frame
     feature_names: tuple[str, ...] | None = None
@@ -37,7 +38,8 @@ class Adapted:
     output_names: tuple[str, ...] | None = None
     # what the model applies to what is explained; None for torch modules: `Readout` finds it
     link: str | None = None
-    # by column of a model of steps, the neighbouring numbers on either side of each threshold, (thresholds, 2)
+    # by column of a model of steps, the neighbouring numbers on either side of each threshold,
+    # (thresholds, 2)
     steps: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
     codes: tuple[int, ...] = ()  # the caller's columns that hold codes of categories
     # both classes, as the model calls them, where one output speaks for the second
@@ -51,7 +53,10 @@ class Adapted:
     layout: dict[str, Any] | None = None
 
     def groups(self, X: TableLike) -> dict[str, list[int]]:
-        """Which encoded columns each of the caller's goes into: those that change when it is shuffled in the rows."""
+        """Which encoded columns each of the caller's columns goes into.
+
+        They are those that change when the column is shuffled in the rows.
+        """
         frame = _frame_or_array(X)
         known_names = self.feature_names if frame is X else frame.columns
         if known_names is None:
@@ -64,7 +69,8 @@ class Adapted:
         turned = np.roll(np.arange(len(X)), 1)
         changed = np.zeros((len(names), before.shape[1]), dtype=bool)
         for position in range(len(names)):
-            # Moved on by one: what depends on the column changes there, unless it is constant on these rows.
+            # Moved on by one: what depends on the column changes there, unless it is constant on
+            # these rows.
             if frame is X:
                 moved = X.copy()
                 moved[:, position] = X[turned, position]
@@ -80,8 +86,9 @@ class Adapted:
         if shared.any():
             mixed = [name for name, row in zip(names, changed[:, shared], strict=True) if row.any()]
             raise MixedColumnsError(
-                f"the preprocessing mixes the columns {', '.join(map(repr, mixed))}: {shared.sum()} of its "
-                f"{changed.shape[1]} outputs depend on several. Pass model[-1] and model[:-1].transform(X) instead."
+                f"the preprocessing mixes the columns {', '.join(map(repr, mixed))}: "
+                f"{shared.sum()} of its {changed.shape[1]} outputs depend on several. Pass "
+                "model[-1] and model[:-1].transform(X) instead."
             )
 
         return {
@@ -96,7 +103,7 @@ class MixedColumnsError(ValueError):
 
 
 class Recipe:
-    """A function that is pickled as what it was made of, since functions inside functions cannot be."""
+    """A function pickled as what it was made of, since functions inside functions cannot be."""
 
     def __init__(self, make: Callable[..., Callable[[Any], Any]], *ingredients: Any) -> None:
         self._make = make
@@ -112,7 +119,7 @@ class Recipe:
 
 
 def encoder_of(steps: Sequence[Any]) -> Encode:
-    """A function from rows, in a frame or an array, to the float64 matrix that enters the network."""
+    """A function from rows, a frame or an array, to the float64 matrix that enters the network."""
     return Recipe(_encode_with, tuple(steps))
 
 
@@ -139,7 +146,8 @@ def _encode_with(steps: Sequence[Any]) -> Encode:
             if not is_polars or importlib.util.find_spec("pandas") is None:
                 raise
 
-        # Steps fitted on pandas may know only pandas; what is really wrong fails again, and is seen.
+        # Steps fitted on pandas may know only pandas; what is really wrong fails again, and is
+        # seen.
         import pandas as pd
 
         frame = nw.from_native(X, eager_only=True)
@@ -149,7 +157,10 @@ def _encode_with(steps: Sequence[Any]) -> Encode:
 
 
 def framed(X: Matrix, names: Sequence[str]) -> Any:
-    """An array given to steps that were fitted on a frame: its columns get the names of the frame's."""
+    """An array as a frame, for steps that were fitted on one, with the names of its columns.
+
+    An error where the number of columns differs, or where pandas is missing.
+    """
     if X.shape[1] != len(names):
         known = join_names(map(str, names))
         raise ValueError(
@@ -163,7 +174,10 @@ def framed(X: Matrix, names: Sequence[str]) -> Any:
 
 
 def grouping_rows(X: TableLike) -> Any:
-    """Some thousands of rows that tell which columns a preprocessing makes of which, with levels of columns of few."""
+    """Some thousands of rows that tell which columns a preprocessing makes of which.
+
+    For columns with few levels, every level is among them.
+    """
     frame = _frame_or_array(X)
     if len(X) <= GROUPING_ROWS:
         return X
@@ -176,7 +190,7 @@ def grouping_rows(X: TableLike) -> Any:
 
 
 def join_grouping_rows(first: Any, second: Any) -> Any:
-    """The same of two frames of one kind, or arrays."""
+    """`grouping_rows` of two tables, both frames of one kind or both arrays."""
     if isinstance(first, np.ndarray):
         return grouping_rows(np.concatenate([first, second]))
     frames = [nw.from_native(table, eager_only=True) for table in (first, second)]
@@ -195,7 +209,7 @@ def _frame_or_array(X: TableLike) -> Any:
 
 
 def _first_rows(series: nw.Series[Any] | Matrix) -> Matrix | None:
-    """The first row in which each distinct value occurs; None where these are more than are kept."""
+    """The first row of each distinct value; None where these are more than are kept."""
     if not isinstance(series, np.ndarray):
         if series.dtype != nw.Object:
             firsts = np.flatnonzero(series.is_first_distinct().to_numpy())

@@ -1,8 +1,9 @@
 """Files of `torch.export.save`, read without running anything that is in them.
 
-`torch.export.load` unpickles several entries of such a file, evaluates its symbolic sizes as Python, imports
-modules that it names and writes names of tensors into source code. Here the entries are read one by one; what
-torch needs is checked and written into a new archive in memory, so that torch never sees the file itself.
+`torch.export.load` unpickles several entries of such a file, evaluates its symbolic sizes as
+Python, imports modules that it names and writes names of tensors into source code. Here the entries
+are read one by one; what torch needs is checked and written into a new archive in memory, so that
+torch never sees the file itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Any
 
 import torch
 
-# Entries of an archive, behind its one folder. Names are compared as they are: one in another case is not known.
+# Entries of an archive, behind its one folder. Names are compared as they are: one in another case
+# is not known.
 _MODEL = "models/model.json"
 _WEIGHTS = "data/weights/model_weights_config.json"
 _CONSTANTS = "data/constants/model_constants_config.json"
@@ -44,7 +46,8 @@ _MOST_SHARED_ELEMENTS = 1 << 20
 _MOST_DIMENSIONS = 64
 # Numbers of a program have 64 bits.
 _LARGEST_INTEGER = 1 << 64
-# What sympy takes a moment for: it compares the arguments of Max and Min with each other, and computes powers.
+# What sympy takes a moment for: it compares the arguments of Max and Min with each other, and
+# computes powers.
 _DEEPEST_EXPRESSION = 60
 _LONGEST_EXPRESSION = 10_000
 _MOST_EXTREMES = 32
@@ -53,8 +56,8 @@ _HIGHEST_TOWER = 256
 
 # Namespaces of operators that compute.
 _NAMESPACES = ("aten", "prims", "quantized_decomposed", "torchvision")
-# Operators in them that touch files or the terminal, or that take sizes and positions on trust and then read or write
-# memory that is not theirs; no model that predicts has one.
+# Operators in them that touch files or the terminal, or that take sizes and positions on trust and
+# then read or write memory that is not theirs; no model that predicts has one.
 _NEVER_IN_A_MODEL = re.compile(
     r"from_file|save|_print|_reshape_alias|_?segment_reduce|_?ctc_loss|\w*_backward(_\w+)?|_nested_\w+|fbgemm_\w+"
     r"|_?sparse_\w*_?tensor\w*"
@@ -163,7 +166,8 @@ _SIGNS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub, ast.UAdd)
 _PLAIN = re.compile(r"[\w.+:<>=/@ -]*")
 _NAMES = ("name", "as_name", "forward_arg_names")
 _FREE_TEXTS = ("as_string", "as_strings")
-# What is known of a node beside what it computes; the rest is dropped, as torch looks names up in it.
+# What is known of a node beside what it computes; the rest is dropped, as torch looks names up in
+# it.
 _KEPT_METADATA = ("nn_module_stack",)
 # What torch writes for tensors, and for the containers they are in.
 _PLAIN_GLOBAL = re.compile(
@@ -379,7 +383,10 @@ def _without_remarks(content: Any) -> Any:
 
 
 def _require_harmless(content: Any, *, key: str) -> None:
-    """An error for any text that torch would run, import or write into source code, and for sizes of no tensor."""
+    """An error for text that torch would run, import or write into source code.
+
+    Sizes that no tensor can have are an error too.
+    """
     if isinstance(content, dict):
         for inner_key, inner in content.items():
             _require_harmless_key(inner_key, inside=key)
@@ -463,7 +470,10 @@ def is_operator(target: str) -> bool:
 
 
 def _is_dispatched(namespace: str, name: str, overload: str) -> bool:
-    """Whether an operator is one of tensors; those of TorchScript alone print, seed and switch gradients off."""
+    """Whether an operator is one of tensors.
+
+    Operators of TorchScript alone are not: they print, seed and switch gradients off.
+    """
     ending = "" if overload == "default" else f".{overload}"
     return bool(torch._C._dispatch_has_kernel(f"{namespace}::{name}{ending}"))
 
@@ -496,7 +506,8 @@ def _tree_nodes(content: Any) -> Iterator[dict[str, Any]]:
 
 def _require_expression(text: str) -> None:
     """An error for a symbolic size that is not arithmetic: sympy evaluates it as Python."""
-    # sympy takes line breaks out before it parses, and a comment or a continued line would then end elsewhere.
+    # sympy takes line breaks out before it parses, and a comment or a continued line would then end
+    # elsewhere.
     one_line = text.isascii() and text.isprintable() and not set("#\\") & set(text)
     try:
         tree = ast.parse(text.strip()[: _LONGEST_EXPRESSION + 1], mode="eval")

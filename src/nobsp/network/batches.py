@@ -1,7 +1,10 @@
-"""Rows of any kind in batches: arrays, tensors, frames, loaders and streams, checked and in order of the columns.
+"""Rows of any kind in batches, checked and in order of the columns.
 
-In this order: the door (`batches_of`), streams, the reader, tables of arrays and frames, bars that count rows. Bars
-share no lock with other processes, and where none is shown nothing of tqdm is loaded.
+They may be arrays, tensors, frames, loaders and streams.
+
+In this order: the door (`batches_of`), streams, the reader, tables of arrays and frames, bars that
+count rows. Bars share no lock with other processes, and where none is shown nothing of tqdm is
+loaded.
 """
 
 from __future__ import annotations
@@ -39,12 +42,18 @@ Encode = Callable[[Any], "np.ndarray[Any, Any]"]
 
 
 class NoRowsError(ValueError):
-    """There is no row, or image, at all; where several share the work, one of them may have nothing to do."""
+    """There is no row, or image, at all.
+
+    Where several processes share the work, one of them may have nothing to do.
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Rows in batches: 2-D tensors on the CPU that may share memory with the caller's data, so never write to them."""
+    """Rows in batches: 2-D tensors on the CPU, never to be written to.
+
+    They may share memory with the caller's data.
+    """
 
     # column names where the data has any (those before encoding); else None
     names: tuple[str, ...] | None
@@ -52,7 +61,8 @@ class Source:
     reiterable: bool  # whether the rows can be read more than once
     integer: bool  # whether every value is an integer, so that batches are int64
     columns: int  # number of columns of every batch, after encoding
-    # every batch, and the same rows before encoding, in the caller's own kind; None without an encoder
+    # every batch, and the same rows before encoding, in the caller's own kind; None without an
+    # encoder
     pairs: Callable[[], Iterator[tuple[Tensor, Any]]] = field(repr=False)
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -94,7 +104,8 @@ def batches_of(
                 )
 
             for rows, native in reader.rows_of(table, first_row=rows_seen):
-                # Whole numbers in a stream that began with floats are floats that happened to be whole.
+                # Whole numbers in a stream that began with floats are floats that happened to be
+                # whole.
                 is_same_kind = integer or rows.is_floating_point()
                 yield rows if is_same_kind else rows.to(begun.dtype), native
             rows_seen += table.rows
@@ -168,7 +179,8 @@ def check_batch_size(size: Any) -> int:
 
 def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
     """Where the first NaN or infinity is; None without any."""
-    # One sum is the cheapest pass that sees every value; it may also overflow, hence the second look.
+    # One sum is the cheapest pass that sees every value; it may also overflow, hence the second
+    # look.
     if not values.is_floating_point() or bool(values.sum().isfinite()):
         return None
     bad = (~values.isfinite()).nonzero()
@@ -176,15 +188,22 @@ def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
 
 
 def open_stream(X: TableLike, argument: str) -> tuple[Any, Callable[[], Iterator[Any]], bool]:
-    """The first batch of an iterable, what reads all with that one, and whether it can do so more than once."""
+    """The first batch of an iterable, what reads all with that one, and if that can be repeated.
+
+    The last is whether all can be read more than once.
+    """
     if isinstance(X, Dataset) and not isinstance(X, IterableDataset):
         raise TypeError(
-            f"{argument} is a Dataset; pass torch.utils.data.DataLoader({argument}, batch_size=...)."
+            f"{argument} is a Dataset; pass torch.utils.data.DataLoader({argument}, "
+            "batch_size=...)."
         )
 
     is_single = isinstance(X, str | bytes | Mapping | type) or type(X).__name__ == "Series"
     if is_single or not hasattr(X, "__iter__"):
-        wanted = "an array or tensor, a pandas or polars frame of rows, a DataLoader, or an iterable of batches"
+        wanted = (
+            "an array or tensor, a pandas or polars frame of rows, a DataLoader, or an iterable of "
+            "batches"
+        )
         raise TypeError(f"{argument} is a {type(X).__name__}; expected {wanted}.")
 
     opened = iter(X)
@@ -268,13 +287,17 @@ class _Reader:
         """The rows of one batch of a stream, labels left aside."""
         argument = f"batch {number} of {self.argument}"
         if isinstance(batch, Mapping):
-            hint = f"pass batches of rows, e.g. (batch[{next(iter(batch), 'x')!r}] for batch in loader)"
+            hint = (
+                f"pass batches of rows, e.g. (batch[{next(iter(batch), 'x')!r}] for batch in "
+                "loader)"
+            )
             raise TypeError(f"{argument} is a dictionary with {list(batch)}; {hint}.")
         rows = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
         table = self.table_of(rows, argument, columns)
         if table is None:
             raise TypeError(
-                f"{argument} is a {type(rows).__name__}; expected an array, a tensor or a frame of rows."
+                f"{argument} is a {type(rows).__name__}; expected an array, a tensor or a frame of "
+                "rows."
             )
         return table
 
@@ -361,7 +384,10 @@ def _require_matrix(
     if X.ndim != 2:
         hint = "pass one row per sample and one column per feature"
         if X.ndim == 1:
-            hint = f"pass {argument}.reshape(-1, 1) for one column or {argument}.reshape(1, -1) for one row"
+            hint = (
+                f"pass {argument}.reshape(-1, 1) for one column or {argument}.reshape(1, -1) for "
+                "one row"
+            )
         raise ValueError(
             f"{argument} must have two dimensions, found shape {tuple(X.shape)}; {hint}."
         )
@@ -428,7 +454,7 @@ def _require_numbers(X: np.ndarray[Any, Any], argument: str) -> None:
 
 
 def _batch_dtype(dtype: np.dtype[Any]) -> type[np.number[Any]]:
-    """What batches of an array hold: whole numbers as such, float32 where that loses nothing, else float64."""
+    """What batches hold: whole numbers as such, float32 where that loses nothing, else float64."""
     if dtype.kind in "iu":
         return np.int64
     is_single = dtype.kind == "f" and dtype.itemsize <= 4
@@ -480,14 +506,17 @@ def _require_number_columns(
     """An error for the first column of a frame that holds anything but numbers."""
     for name, dtype in zip(names, schema, strict=True):
         if not (dtype.is_numeric() or isinstance(dtype, nw.Boolean)):
-            hint = "encode it first, or pass a scikit-learn Pipeline that does so together with its network"
+            hint = (
+                "encode it first, or pass a scikit-learn Pipeline that does so together with its "
+                "network"
+            )
             raise TypeError(f"{argument} column {name!r} holds {dtype}, not numbers; {hint}.")
 
 
 def _frame_dtype(
     frame: nw.DataFrame[Any], schema: Sequence[nw.dtypes.DType], *, strict: bool
 ) -> type[np.number[Any]]:
-    """One dtype for all columns: integers if all are, float32 where that loses nothing, else float64."""
+    """One dtype for all columns: integers if all are, float32 if nothing is lost, else float64."""
     if all(isinstance(dtype, nw.Float32 | nw.Boolean) for dtype in schema):
         return np.float32
     if not all(dtype.is_integer() or isinstance(dtype, nw.Boolean) for dtype in schema):
@@ -501,7 +530,10 @@ def _frame_dtype(
 
 
 def _missing(argument: str, value: str, row: int, column: str | int) -> str:
-    return f"{argument} is {value} in row {row}, column {column!r}; remove or impute such values first."
+    return (
+        f"{argument} is {value} in row {row}, column {column!r}; remove or impute such values "
+        "first."
+    )
 
 
 # ---------------------------------------------------------------------- bars
@@ -528,7 +560,10 @@ class _Silent:
 def progress_bar(
     *, enabled: bool, description: str, unit: str, total: int | None = None, scaled: bool = False
 ) -> Iterator[Counter]:
-    """Hands out a counter: a bar on stderr (or in the notebook) if enabled, else one that does nothing."""
+    """Hands out a counter: a bar on stderr (or in the notebook), or one that does nothing.
+
+    It is a bar where `enabled`.
+    """
     require_flag("progress", enabled)
     if not enabled:
         yield _Silent()
@@ -562,7 +597,10 @@ def with_progress(
 
 @cache
 def _bar_class() -> Any:
-    """The bar of the terminal or the notebook, with a lock of this process alone and without a monitor thread."""
+    """The bar of the terminal or the notebook.
+
+    It has a lock of this process alone, and no monitor thread.
+    """
     from tqdm.auto import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg]
@@ -572,7 +610,8 @@ def _bar_class() -> Any:
     def renew_lock() -> None:
         Bar.set_lock(threading.RLock())
 
-    # tqdm's own lock is one of multiprocessing: a process killed while it holds it blocks all its relatives.
+    # tqdm's own lock is one of multiprocessing: a process killed while it holds it blocks all its
+    # relatives.
     renew_lock()
     # A thread that holds the lock while another forks does not exist in the child.
     if hasattr(os, "register_at_fork"):

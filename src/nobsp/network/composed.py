@@ -1,8 +1,11 @@
-"""Readouts found by numbers: outputs that are sums, means, scaled or bent versions of several linear maps, or no such.
+"""Readouts found by numbers: outputs as sums, means, scaled or bent versions of linear maps.
 
-Every product of rows with a matrix is watched while the model runs, whoever computes it. Where the output is an affine
-function of some of these products, possibly followed by a link, their inputs side by side are the representation.
-Where it is not, the outputs themselves are, and the head is the identity.
+They are of several linear maps; outputs that are no such thing are found too.
+
+Every product of rows with a matrix is watched while the model runs, whoever computes it. Where the
+output is an affine function of some of these products, possibly followed by a link, their inputs
+side by side are the representation. Where it is not, the outputs themselves are, and the head is
+the identity.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from torch import Tensor, nn
 from nobsp.network.guest import DispatchMode
 from nobsp.network.readout import outputs_of, refuse_non_finite
 
-# Most products of a combination, counted from the end, and most columns of their inputs taken side by side.
+# Most products of a combination, counted from the end, and most columns of their inputs taken side
+# by side.
 _MOST_PRODUCTS = 64
 _MOST_WIDTH = 4096
 # How far rounding carries sums, in units of the model's precision.
@@ -163,7 +167,11 @@ def _undo_softplus(values: Tensor) -> Tensor:
 
 
 def _choices(products: Sequence[Product], outputs: int) -> Iterator[list[Product]]:
-    """Combinations to try: single products from the last to the first, all of as many outputs, all narrower ones."""
+    """Combinations of products to try, one after another.
+
+    First single products from the last to the first, then all of them with as many outputs, then
+    all narrower ones.
+    """
     as_wide = [product for product in products if product.weight.shape[1] == outputs]
     as_wide = as_wide[-_MOST_PRODUCTS:]
     yield from ([product] for product in reversed(as_wide))
@@ -179,7 +187,10 @@ def _choices(products: Sequence[Product], outputs: int) -> Iterator[list[Product
 def _solve(
     products: Sequence[Product], output: Tensor, link: Link, eps: float
 ) -> tuple[Tensor, Tensor] | None:
-    """Weight and bias of outputs that are a link of an affine function of the products; None where they are not."""
+    """Weight and bias of outputs that are a link of an affine function of the products.
+
+    None where they are not.
+    """
     if sum(product.z.shape[1] for product in products) > _MOST_WIDTH:
         return None
 
@@ -217,7 +228,10 @@ class _Part(NamedTuple):
 
 
 def _solve_softmax(parts: Sequence[_Part], target: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Factors and bias; a softmax does not see what all logits share, so that all outputs have one factor."""
+    """Factors and bias for a softmax; None where there are none.
+
+    A softmax does not see what all logits share, so that all outputs have one factor.
+    """
     n_rows, n_outputs = target.shape
     centred = [(part.logits - part.logits.mean(1, keepdim=True)).flatten() for part in parts]
     of_bias = torch.eye(n_outputs, dtype=torch.float64).repeat(n_rows, 1)
@@ -233,7 +247,10 @@ def _solve_softmax(parts: Sequence[_Part], target: Tensor) -> tuple[Tensor, Tens
 def _solve_outputs(
     parts: Sequence[_Part], target: Tensor, *, is_aligned: bool
 ) -> tuple[Tensor, Tensor] | None:
-    """Factors and bias of every output by itself: of its own columns where these are as many as outputs."""
+    """Factors and bias of every output by itself.
+
+    They are of its own columns where there are as many columns as outputs.
+    """
     ones = torch.ones(len(target), 1, dtype=torch.float64)
     rows = []
     for output in range(target.shape[1]):

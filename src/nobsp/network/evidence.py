@@ -40,13 +40,14 @@ class EvidenceSource:
     link: str  # what follows the logits: "identity", "softmax", "log_softmax", "sigmoid" or "exp"
     about: str  # what is explained, in words: equal for the same terms, or the same map
     hash_model: Callable[[], str]  # works out what is equal for the same model only
-    signature: Tensor  # numbers that are near each other only for calibrations that say the same; files round a little
+    # numbers that are near each other only for calibrations that say the same; files round a little
+    signature: Tensor
     # `read(X, wanted=, progress=)`, with evidence as far as it is wanted
     read: Callable[..., Iterator[EvidenceBatch]]
     # weight and bias, float64; None where layers stand between
     head: tuple[Tensor, Tensor] | None = None
-    # β of contributions that are multiples of the activations, g_k = β_k (z_k − z̄_k), shape (width, outputs), float64;
-    # None where contributions are worked out row by row
+    # β of contributions that are multiples of the activations, g_k = β_k (z_k − z̄_k), shape
+    # (width, outputs), float64; None where contributions are worked out row by row
     coefficients: Tensor | None = None
     mean: Tensor | None = None  # z̄, shape (width,); None for the mean of whatever rows are read
     # labels of the classes as the model itself knows them, if it does
@@ -71,12 +72,16 @@ class EvidenceSource:
 def read_activations(
     X: TableLike, weight: Tensor, bias: Tensor, *, progress: bool, **_: Any
 ) -> Iterator[EvidenceBatch]:
-    """Activations as they are given, and their logits; evidence follows from them, whatever is wanted."""
+    """Activations as they are given, and their logits.
+
+    Evidence follows from them, whatever is wanted.
+    """
     source = batches_of(X, batch_size=_AT_ONCE)
     if source.columns != weight.shape[1]:
         width = weight.shape[1]
         raise ValueError(
-            f"X has {source.columns} columns but the head reads {width} activations; pass what enters it."
+            f"X has {source.columns} columns but the head reads {width} activations; pass what "
+            "enters it."
         )
     for batch in with_progress(source, total=source.rows, enabled=progress, description="reading"):
         z = batch.to(torch.float64)
@@ -86,7 +91,10 @@ def read_activations(
 def sign_coefficients(
     coefficients: Tensor | NDArray[np.float64], base: Tensor | NDArray[np.float64]
 ) -> Tensor:
-    """Per output: base, length of the coefficients, and their sum weighted by 1, 2, 3, ..., which permuting changes."""
+    """Per output: base, length of the coefficients, and a weighted sum that permuting changes.
+
+    The weights of the sum are in proportion to 1, 2, 3 and so on.
+    """
     rows = torch.as_tensor(coefficients, dtype=torch.float64)
     places = torch.arange(1, len(rows) + 1, dtype=torch.float64) / len(rows)
     return torch.cat([torch.as_tensor(base, dtype=torch.float64), rows.norm(dim=0), places @ rows])

@@ -1,4 +1,4 @@
-"""Exported programs as modules whose layers can be observed, and what kind of file a model is in."""
+"""Exported programs as modules whose layers can be observed, and the kind of a model's file."""
 
 from __future__ import annotations
 
@@ -31,14 +31,18 @@ RECIPE = 'torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim(
 _EXAMPLES = 256
 # Numbers in the rows that a program of a fixed size is tried on: a gigabyte.
 _MOST_TRIED = 1 << 28
-# How far results of rows apart and together may differ, relative to the largest: rounding in single precision.
+# How far results of rows apart and together may differ, relative to the largest: rounding in single
+# precision.
 _SAME = 1e-4
 # How a pickle begins, or one that joblib compressed with zlib, gzip, bz2, xz or lz4.
 _PICKLE_STARTS = (b"\x80", b"\x78", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x04\x22\x4d\x18")
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
-    """What a file holds, told from its content: "exported", "script", "skops", "pickle", "safetensors", "unknown"."""
+    """What kind of model a file holds, told from its content.
+
+    It is "exported", "script", "skops", "pickle", "safetensors" or "unknown".
+    """
     if not os.path.isfile(path):
         raise FileNotFoundError(f"model {str(path)!r} is not a file.")
     with open(path, "rb") as file:
@@ -75,7 +79,8 @@ def load_exported(path: str | os.PathLike[str], *, trust_pickle: bool = False) -
 
     Args:
         path: The file.
-        trust_pickle: Whether to load it as torch does, which runs any code that its author put there.
+        trust_pickle: Whether to load it as torch does, which runs any code that its author put
+            there.
 
     Raises:
         UntrustedError: If the file could run code when it is loaded, and is not trusted.
@@ -89,7 +94,8 @@ def load_exported(path: str | os.PathLike[str], *, trust_pickle: bool = False) -
             return _load_with_torch(archive)
     except UntrustedError as untrusted:
         raise UntrustedError(
-            f"{os.fspath(path)} {untrusted}, which can run code when it is loaded; export it without."
+            f"{os.fspath(path)} {untrusted}, which can run code when it is loaded; export it "
+            "without."
         ) from untrusted
     except OSError:
         raise
@@ -109,7 +115,10 @@ def _load_with_torch(source: str | os.PathLike[str] | io.BytesIO) -> ExportedPro
 
 @contextmanager
 def _without_log() -> Iterator[None]:
-    """Keeps what torch logs of a damaged file, pages of tracebacks, from the terminal: the error says it."""
+    """Keeps what torch logs of a damaged file from the terminal.
+
+    These are pages of tracebacks, and the error says the same.
+    """
     thread = threading.get_ident()
     log = logging.getLogger("torch.export")
 
@@ -125,7 +134,10 @@ def _without_log() -> Iterator[None]:
 
 @contextmanager
 def _nothing_is_unpickled() -> Iterator[None]:
-    """Makes `torch.load` take tensors alone in this thread: a second line behind `vetted`, which leaves no pickle."""
+    """Makes `torch.load` take tensors alone in this thread.
+
+    It is a second line of defence behind `vetted`, which leaves no pickle.
+    """
     thread = threading.get_ident()
     with _LOADING:
         unguarded = torch.load
@@ -163,26 +175,32 @@ def as_module(
 ) -> GraphModule:
     """An exported program as a module whose layers can be observed, so that it can be explained.
 
-    Such programs run without calling any module. Here every operation on rows gets a module of its own: an `nn.Linear`,
-    `nn.Embedding` or pointwise convolution with the model's own weights and named after them, or a `Step`.
+    Such programs run without calling any module. Here every operation on rows gets a module of its
+    own: an `nn.Linear`, `nn.Embedding` or pointwise convolution with the model's own weights and
+    named after them, or a `Step`.
 
     Args:
         model: An exported program, its module, or a file that holds one.
-        example: Some rows (tensor, array or frame) or images (tensor or array) as the model takes them, the more
-            varied the better.
-        trust_pickle: Whether a file may be loaded even if that can run code which its author put there.
+        example: Some rows (tensor, array or frame) or images (tensor or array) as the model takes
+            them, the more varied the better.
+        trust_pickle: Whether a file may be loaded even if that can run code which its author put
+            there.
 
     Raises:
         UntrustedError: If a file could run code when it is loaded, and is not trusted.
         TypeError: If the model is a TorchScript module.
-        ValueError: If the model takes more than one input, cannot be run on the rows, or was exported for a fixed
-            number of rows on which its result depends.
+        ValueError: If the model takes more than one input, cannot be run on the rows, or was
+            exported for a fixed number of rows on which its result depends.
 
     Example:
         >>> import nobsp, torch
         >>> from torch import nn
-        >>> model, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), torch.randn(100, 2)
-        >>> program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+        >>> model, x = nn.Sequential(
+        ...     nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)
+        ... ), torch.randn(100, 2)
+        >>> program = torch.export.export(
+        ...     model, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},)
+        ... )
         >>> nobsp.NObSP(nobsp.as_module(program, x)).fit(x).output_names_
         ('output',)
     """
@@ -201,7 +219,8 @@ def as_module(
     with _told_as_damaged():
         module = _Rewriter(program).module
     rows = _example_rows(example)
-    # Whole numbers may be codes that a model looks up, or measurements; the model itself gives the answer.
+    # Whole numbers may be codes that a model looks up, or measurements; the model itself gives the
+    # answer.
     if not rows.is_floating_point():
         try:
             return _checked(module, rows)
@@ -229,7 +248,8 @@ def _unguarded_module(program: ExportedProgram) -> nn.Module:
         return program.module(check_guards=False)
 
 
-# What torch raises of programs whose parts do not fit each other, also where it writes them as Python.
+# What torch raises of programs whose parts do not fit each other, also where it writes them as
+# Python.
 _MISFITS = (
     AttributeError,
     LookupError,
@@ -248,7 +268,8 @@ def _told_as_damaged() -> Iterator[None]:
         yield
     except _MISFITS as failure:
         raise ValueError(
-            f"model is a program whose parts do not fit each other ({_last_line(failure)}); export it again."
+            f"model is a program whose parts do not fit each other ({_last_line(failure)}); export "
+            "it again."
         ) from failure
 
 
@@ -262,7 +283,10 @@ def _example_rows(example: Any) -> Tensor:
 
 
 def _checked(module: GraphModule, example: Tensor) -> GraphModule:
-    """The module, where it can be run on the rows, and makes the same of rows however many there are at a time."""
+    """The module, if it runs on the rows and treats them alike in batches of any size.
+
+    An error is raised where it does not.
+    """
     placeholder = next(node for node in module.graph.nodes if node.op == "placeholder")
     exported_with = placeholder.meta.get("val")
     has_rows = isinstance(exported_with, Tensor) and exported_with.ndim > 0
@@ -271,8 +295,8 @@ def _checked(module: GraphModule, example: Tensor) -> GraphModule:
     is_fixed = isinstance(n_rows, int)
     plural = "" if is_fixed and n_rows == 1 else "s"
     fixed = (
-        f"the model was exported for exactly {n_rows} row{plural} at a time and cannot take others; "
-        f"export it with a dynamic first dimension: {RECIPE}."
+        f"the model was exported for exactly {n_rows} row{plural} at a time and cannot take "
+        f"others; export it with a dynamic first dimension: {RECIPE}."
     )
     try:
         with torch.no_grad():
@@ -329,13 +353,17 @@ class _LayerCall:
 
 
 class _Rewriter:
-    """Rewrites a program's graph so that every operation on rows calls a module; `module` shares its weights."""
+    """Rewrites a program's graph so that every operation on rows calls a module.
+
+    `module` is the result, which shares the program's weights.
+    """
 
     def __init__(self, program: GraphModule) -> None:
         inputs = sum(node.op == "placeholder" for node in program.graph.nodes)
         if inputs != 1:
             raise ValueError(
-                f"the exported model takes {inputs} inputs; only models of one tensor can be explained."
+                f"the exported model takes {inputs} inputs; only models of one tensor can be "
+                "explained."
             )
         self.program = program
         self.home = nn.Module()
@@ -351,7 +379,8 @@ class _Rewriter:
         on_rows: set[Node] = set()
         for node in self.program.graph.nodes:
             if node.op == "call_module" or node.target in _CHECKS:
-                # Checks of shapes, types and devices, which a copy in double precision would not pass.
+                # Checks of shapes, types and devices, which a copy in double precision would not
+                # pass.
                 continue
             if node.op == "placeholder" or on_rows.intersection(node.all_input_nodes):
                 on_rows.add(node)
@@ -366,7 +395,10 @@ class _Rewriter:
                 self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
 
     def _drop_unused(self) -> None:
-        """Leaves out weights that are now in layers, and what was made of them; puts the others into the result."""
+        """Leaves out weights that are now in layers, and what was made of them.
+
+        Other weights are put into the result.
+        """
         for node in reversed(self.graph.nodes):
             if node.op in ("get_attr", "call_function") and not node.users:
                 self.graph.erase_node(node)
@@ -374,7 +406,10 @@ class _Rewriter:
                 node.target = self.keep(str(node.target))
 
     def layer(self, node: Node) -> Node | None:
-        """A call of the layer that does what an operation does, the same one for the same weights; None for a step."""
+        """A call of the layer that does what an operation does; None for a mere step.
+
+        The same weights have the same layer.
+        """
         call = _layer_call(node)
         if call is None or node.kwargs:
             return None

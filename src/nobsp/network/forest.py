@@ -1,9 +1,10 @@
-"""Trees on grids: what a model of trees answers on all nodes of a grid, found by walking each tree once.
+"""Trees on grids: answers of a tree model on all nodes of a grid, by walking each tree once.
 
-A grid varies few features and leaves the others as in some background rows. Where a tree asks for one of the others,
-the background row decides; where it asks for a feature of the grid, the lines of the grid part in two. What is left of
-a tree are boxes of nodes that share a leaf: some four for a pair of eight features and trees of depth six, where
-running the model would take every node down every tree.
+A grid varies few features and leaves the others as in some background rows. Where a tree asks for
+one of the others, the background row decides; where it asks for a feature of the grid, the lines of
+the grid part in two. What is left of a tree are boxes of nodes that share a leaf: some four for a
+pair of eight features and trees of depth six, where running the model would take every node down
+every tree.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Forest:
     def answer_on_grid(
         self, background: Array, columns: Sequence[int], lines: Sequence[Array], weight: Array
     ) -> tuple[Array, Array]:
-        """The representation on a grid averaged over background rows, and the head's share for each of these.
+        """The representation on a grid averaged over background rows, and each row's head outputs.
 
         Args:
             background: Rows that hold the other columns.
@@ -174,7 +175,7 @@ class Forest:
         return walks._replace(node=np.where(goes_left, self.left[node], self.right[node]))
 
     def _part(self, walks: _Boxes, number: int, side: _Side) -> list[_Boxes]:
-        """One step down where the lines of a side part: those below the cut, above it, and the missing one."""
+        """One step down where the lines of a side part: below the cut, above it, and missing."""
         node = walks.node
         first_above = side.count_below(self.cut[node])
         missing_child = np.where(self.missing_left[node], self.left[node], self.right[node])
@@ -231,7 +232,7 @@ class _Boxes(NamedTuple):
         )
 
     def cropped(self, side: int, low: Places | int, high: Places | int) -> _Boxes:
-        """The same with no lines of a side before one and from another on."""
+        """These boxes without the lines of a side before `low` and from `high` on."""
         lows = self.low.copy()
         highs = self.high.copy()
         lows[side] = np.maximum(lows[side], low)
@@ -246,7 +247,10 @@ def _joined(parts: Sequence[_Boxes]) -> _Boxes:
 def _fill(
     boxes: _Boxes, part: Places, values: Array, sizes: tuple[int, ...], *, parts: int
 ) -> Array:
-    """Sums of the values of all boxes over each node, (parts, lines …): corners first, then running sums."""
+    """Sums of the values of all boxes over each node, (parts, lines …).
+
+    Corners are filled first, then running sums are taken.
+    """
     shape = (parts, *(size + 1 for size in sizes))
     corners = np.zeros(int(np.prod(shape)))
     for ends in product((0, 1), repeat=len(sizes)):

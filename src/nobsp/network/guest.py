@@ -1,13 +1,18 @@
-"""The model is a guest: it is run, watched and left exactly as it came, and so are random numbers and torch's modes.
+"""The model is a guest: it is run, watched and left exactly as it came.
 
-Forward passes run in a stand-in, so that nothing has to be put back. Where none can be made, because the model refers
-to itself in ways that cannot be copied, the model is guarded during each single pass.
+So are random numbers and torch's modes.
 
-Random numbers that a model draws in evaluation mode are noticed on every pass, and put back. Where nobody else can draw
-meanwhile, states are compared before and after. If other threads may draw numbers, or the process was forked, we do not
-read torch's state (its lock may be held); we watch operations and save the state just before the first draw.
+Forward passes run in a stand-in, so that nothing has to be put back. Where none can be made,
+because the model refers to itself in ways that cannot be copied, the model is guarded during each
+single pass.
 
-In this order: torch's modes, the visit, the guard, random numbers, the stand-in, layers and devices, counts.
+Random numbers that a model draws in evaluation mode are noticed on every pass, and put back. Where
+nobody else can draw meanwhile, states are compared before and after. If other threads may draw
+numbers, or the process was forked, we do not read torch's state (its lock may be held); we watch
+operations and save the state just before the first draw.
+
+In this order: torch's modes, the visit, the guard, random numbers, the stand-in, layers and
+devices, counts.
 """
 
 from __future__ import annotations
@@ -92,8 +97,8 @@ class TorchModes:
 def run_and_restore(work: Callable[[], Result], restore: Callable[[], object]) -> Result:
     """What `work` returns; afterwards all is put back, also when it raises or is interrupted.
 
-    `restore` is called twice, as an interrupt may come in the middle of it: it must be such that it can be done any
-    number of times.
+    `restore` is called twice, as an interrupt may come in the middle of it: it must be such that it
+    can be done any number of times.
     """
     try:
         try:
@@ -105,7 +110,7 @@ def run_and_restore(work: Callable[[], Result], restore: Callable[[], object]) -
 
 
 def keeps_torch_modes(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The function, after which torch's modes are as before, also when it raises or is interrupted."""
+    """The function, with torch's modes restored after it, even if it raises or is interrupted."""
 
     @wraps(function)
     def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -121,7 +126,10 @@ def keeps_torch_modes(function: Callable[Arguments, Result]) -> Callable[Argumen
 
 
 def in_ordinary_modes(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The same, run without gradients, autocast and inference mode, whatever the caller has switched on."""
+    """The function, run without gradients, autocast and inference mode.
+
+    Whatever the caller has switched on is off meanwhile.
+    """
 
     @wraps(function)
     def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -140,8 +148,8 @@ def run_in_ordinary_modes(work: Callable[[], Result]) -> Result:
         dispatch_modes=modes.dispatch_modes,
         function_modes=modes.function_modes,
     )
-    # Torch's own object, which begins when it is made, in place of `torch.inference_mode`, whose lines can be
-    # interrupted; it may be ended twice.
+    # Torch's own object, which begins when it is made, in place of `torch.inference_mode`, whose
+    # lines can be interrupted; it may be ended twice.
     no_inference: Any = None
 
     def run() -> Result:
@@ -179,7 +187,10 @@ class _NewTensors(TorchFunctionMode):
 
 
 def _ignore_default_device() -> None:
-    """Makes new tensors on the processor, wherever the caller wants them; `TorchModes.restore` ends it."""
+    """Makes new tensors on the processor, wherever the caller wants them.
+
+    `TorchModes.restore` ends it.
+    """
     if torch._C._len_torch_function_stack() == 0:
         return
     of_caller = torch.get_default_device()
@@ -203,7 +214,7 @@ def _as_caller_makes_tensors() -> Any:
 
 
 def _on_processor(hook: Hook) -> Hook:
-    """A hook that makes its tensors on the processor, though it is called in the middle of a pass."""
+    """A hook that makes its tensors on the processor, though called in the middle of a pass."""
 
     @wraps(hook)
     def guarded(*args: Any, **options: Any) -> Any:
@@ -223,7 +234,10 @@ Side = Literal["output", "input"]
 
 
 class Visit:
-    """Runs a model in evaluation mode, in any number of threads; what is registered here sees its modules."""
+    """Runs a model in evaluation mode, in any number of threads.
+
+    Observers that are registered here see its modules.
+    """
 
     def __init__(self, model: nn.Module, *, gradients: bool = False) -> None:
         self.model = model
@@ -291,7 +305,10 @@ class Visit:
         return run_and_restore(run, guard.end)
 
     def _runs_compiled_code(self) -> bool:
-        """Whether a compiled part is run, which would not call hooks registered after it was compiled."""
+        """Whether a compiled part is run.
+
+        It would not call hooks that were registered after it was compiled.
+        """
         if self._stand_in is not None:
             return False
         parts = self.model.modules()
@@ -321,7 +338,10 @@ class _Observer:
 
 
 def _in_grad_mode(gradients: bool, work: Callable[[], Any]) -> Any:
-    """Run with or without gradients; the caller's grad mode and dispatch modes are as before, also when interrupted."""
+    """Runs work with or without gradients.
+
+    The caller's grad mode and dispatch modes are as before, also when it is interrupted.
+    """
     before = torch.is_grad_enabled()
     modes = len(_get_current_dispatch_mode_stack())
 
@@ -355,7 +375,7 @@ def _eagerly(compiled: bool) -> Any:
     return torch.compiler.set_stance("force_eager")
 
 
-# ---------------------------------------------------------------------- the guard of a model that has no stand-in
+# -------------------------------------------------------- the guard of a model that has no stand-in
 
 
 @dataclass(eq=False)
@@ -394,7 +414,10 @@ _noted_lock = threading.RLock()
 
 
 class _Guard:
-    """Holds a model in evaluation mode and observed during one forward pass; other threads may do the same."""
+    """Holds a model in evaluation mode and observed during one forward pass.
+
+    Other threads may do the same.
+    """
 
     def __init__(self, model: nn.Module, observers: list[_Observer]) -> None:
         self.thread = threading.get_ident()
@@ -414,7 +437,8 @@ class _Guard:
                     noted = _Noted.of(part)
                     _noted[id(part)] = noted
                 noted.guards.add(self)
-                # Not part.eval(): user code may override train() with side effects (merging adapters, say).
+                # Not part.eval(): user code may override train() with side effects (merging
+                # adapters, say).
                 part.training = False
             for observer in self.observers:
                 observer.register()
@@ -435,7 +459,10 @@ class _Guard:
 
 
 def _leave_other_threads_behind() -> None:
-    """In a forked child the other threads do not exist: their guards end, and the lock they may hold is renewed."""
+    """Ends the guards of threads that do not exist in a forked child.
+
+    The lock that such threads may hold is renewed.
+    """
     global _noted_lock
     _noted_lock = threading.RLock()
     gone = {
@@ -480,7 +507,10 @@ class Draws:
         self._watch.__exit__(*failure)
 
     def rewind(self) -> bool:
-        """Put back what was changed, and say whether anything was; this may be done again where it was interrupted."""
+        """Puts back what was changed, and says whether anything was.
+
+        This may be done again where it was interrupted.
+        """
         if self._happened is None:
             drew_here = self._watch.rewind()
             drew_globally = self._global_numbers is not None and self._global_numbers.rewind()
@@ -497,10 +527,14 @@ class GlobalGeneratorStates:
 
     @classmethod
     def now(cls) -> GlobalGeneratorStates | None:
-        """The states; None where other threads may draw as well, whose numbers rewinding would repeat."""
+        """The states; None where other threads may draw as well.
+
+        Rewinding would repeat the numbers that these draw.
+        """
         if threading.active_count() > 1:
             return None
-        return cls(np.random.get_state(), random.getstate())  # noqa: NPY002 - the global one is meant
+        # the global one is meant
+        return cls(np.random.get_state(), random.getstate())  # noqa: NPY002
 
     def move_on(self) -> None:
         """Draw one number from each, so that the next ones are others."""
@@ -524,7 +558,8 @@ def _is_same(before: Any, after: Any) -> bool:
     name, words, *others = before
     other_name, other_words, *other_others = after
     is_like = name == other_name and others == other_others
-    # Bytes are compared several times as fast as numbers, and this is done before and after every pass.
+    # Bytes are compared several times as fast as numbers, and this is done before and after every
+    # pass.
     return is_like and bool(words.tobytes() == other_words.tobytes())
 
 
@@ -541,7 +576,8 @@ class _States:
         """Ends it."""
 
     def rewind(self) -> bool:
-        # Not by an operation of torch: whoever records those of the pass would see it, but not beside other threads.
+        # Not by an operation of torch: whoever records those of the pass would see it, but not
+        # beside other threads.
         if self._state.numpy().tobytes() == torch.get_rng_state().numpy().tobytes():
             return False
         torch.set_rng_state(self._state)
@@ -551,7 +587,8 @@ class _States:
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode that sees every operation of torch.
 
-    Torch imports its compiler (about 1 s) only to exclude these methods. If nobody has imported it, we skip that.
+    Torch imports its compiler (about 1 s) only to exclude these methods. If nobody has imported it,
+    we skip that.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -563,7 +600,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _hidden_if_needed(plain: Callable[..., Any], hidden: Callable[..., Any]) -> Callable[..., Any]:
-    """A method as it is written while torch's compiler is not loaded, and as torch hides it from then on."""
+    """A method as written, or as torch hides it once torch's compiler is loaded."""
 
     @wraps(plain)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
@@ -603,7 +640,10 @@ class _DrawWatcher(DispatchMode):
 
 
 class _Fork:
-    """Whether this process was forked: torch's lock may then be held by a thread that does not exist here."""
+    """Whether this process was forked.
+
+    Torch's lock may then be held by a thread that does not exist here.
+    """
 
     happened = False
 
@@ -615,10 +655,11 @@ _fork = _Fork()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_fork.note)
 
-# ---------------------------------------------------------------------- the stand-in: modules copied, parameters shared
+# -------------------------------------------------- the stand-in: modules copied, parameters shared
 
 
-# Objects looked at, at most, in search of a way from a copy back to the model: some tens of milliseconds.
+# Objects looked at, at most, in search of a way from a copy back to the model: some tens of
+# milliseconds.
 _MOST_OBJECTS = 50_000
 # What leads to no module, or to what no forward pass runs.
 _LEAVES = (
@@ -633,7 +674,8 @@ _HOOKS = frozenset(
     for name in vars(nn.Module())
     if name.endswith(("_hooks", "_with_kwargs", "_always_called"))
 )
-# How deep modules are looked for in lists, dictionaries and partial functions; they may hold themselves.
+# How deep modules are looked for in lists, dictionaries and partial functions; they may hold
+# themselves.
 _DEEPEST = 4
 # What `_fill` sets by name; all other attributes are looked at one by one.
 _FILLED = frozenset(
@@ -646,7 +688,7 @@ _FILLED = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class StandIn:
-    """Copies of the modules of a model, in evaluation mode, with its parameters and with buffers of their own."""
+    """Copies of a model's modules in evaluation mode, with its parameters and their own buffers."""
 
     model: nn.Module
     copies: Mapping[int, nn.Module]  # by the id of the module that each stands for
@@ -657,7 +699,7 @@ class StandIn:
 
 
 def make_stand_in(model: nn.Module) -> StandIn | None:
-    """A stand-in for `model`; None where something would lead from the copies back to the model itself."""
+    """A stand-in for `model`; None where the copies would lead back to the model itself."""
     parts = list(model.modules())
     kinds = {type(part) for part in parts}
     if not all(_can_be_copied(kind) for kind in kinds):
@@ -705,7 +747,10 @@ def _can_be_copied(kind: type) -> bool:
 
 
 def _fill(shell: nn.Module, part: nn.Module, slots: Iterable[str], rewrite: _Rewrite) -> list[Any]:
-    """Give a copy the attributes of what it stands for; what it then refers to beside its tensors and submodules."""
+    """Gives a copy the attributes of what it stands for, and returns what it then refers to.
+
+    Its tensors and submodules are not among that.
+    """
     for name in slots:
         if hasattr(part, name):
             object.__setattr__(shell, name, getattr(part, name))
@@ -772,7 +817,7 @@ class _Rewrite:
         return copy
 
     def value(self, value: Any, depth: int = 0) -> Any:
-        """The same value, with copies in the place of modules; only what holds some is made anew."""
+        """The same value, with copies in place of modules; only what holds some is made anew."""
         if depth > _DEEPEST:
             return value
         if isinstance(value, nn.Module):
@@ -822,7 +867,10 @@ def _lead_to(roots: Iterable[Any], targets: set[int], known: Mapping[int, Any]) 
 
 
 def _references(value: Any) -> Iterable[Any]:
-    """What an object refers to; of a function what it closes over, and the modules among its globals."""
+    """What an object refers to.
+
+    Of a function, it is what it closes over, and the modules among its globals.
+    """
     if isinstance(value, weakref.ref):
         return [value()]
     if not isinstance(value, FunctionType):
@@ -848,13 +896,16 @@ def _global_names(code: CodeType) -> set[str]:
 
 
 def is_compiled(part: nn.Module) -> bool:
-    """Whether `part` came out of `torch.compile`; asked without loading the compiler, which is slow."""
+    """Whether `part` came out of `torch.compile`, asked without loading the slow compiler."""
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     return compiler is not None and isinstance(part, compiler.OptimizedModule)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile` and parallel wrappers: those do not run the hooks of the original."""
+    """The module inside `torch.compile` and parallel wrappers.
+
+    These do not run the hooks of the original.
+    """
     while True:
         if is_compiled(model):
             model = cast(nn.Module, model._orig_mod)
@@ -880,7 +931,7 @@ def evaluation_mode(module: nn.Module, *, gradients: bool = False) -> Iterator[V
 
 
 def device_and_dtype(module: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Device and floating dtype in which a module expects its input: those of its first floating tensor."""
+    """Device and floating dtype of a module's input: those of its first floating tensor."""
     tensors = [*module.parameters(), *module.buffers()]
     for tensor in tensors:
         if tensor.is_meta:
@@ -891,7 +942,7 @@ def device_and_dtype(module: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def checked_device(device: torch.device | str | int | None, home: torch.device) -> torch.device:
-    """The device that `device=` names, or where the model is; an error where it cannot run anything."""
+    """The device that `device=` names, or the model's; an error where that cannot run anything."""
     if device is None:
         return home
     try:
@@ -919,21 +970,27 @@ def checked_device(device: torch.device | str | int | None, home: torch.device) 
 
 
 def copied_to(holder: T, module: nn.Module, device: torch.device) -> T:
-    """A copy of what holds a module, with the module's copy on another device; the module itself is not moved."""
+    """A copy of what holds a module, with the module's copy on another device.
+
+    The module itself is not moved.
+    """
     memo: dict[int, Any] = {}
     try:
         other = copy.deepcopy(holder, memo)
     except Exception as failure:
         raise ValueError(
-            f"device={str(device)!r} needs a copy of the model, which cannot be copied ({failure}); move the model "
-            "yourself, model.to(device), and leave device out."
+            f"device={str(device)!r} needs a copy of the model, which cannot be copied "
+            f"({failure}); move the model yourself, model.to(device), and leave device out."
         ) from failure
     memo[id(module)].to(device)
     return other
 
 
 def portable(holder: T, module: nn.Module) -> T:
-    """What holds a module, with that on the CPU, in a copy where it is elsewhere: a worker may not have that GPU."""
+    """What holds a module, with the module on the CPU; a copy where it is elsewhere.
+
+    A worker may not have the GPU that it is on.
+    """
     tensors = (*module.parameters(), *module.buffers())
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return holder
@@ -958,7 +1015,9 @@ See = Callable[[str, nn.Module, Any], Any]
 
 @contextmanager
 def hooked(visit: Visit, parts: Mapping[str, nn.Module], side: Side, see: See) -> Iterator[local]:
-    """Shows `see` what modules are given or return, in threads that set `.on`; what it returns takes its place.
+    """Shows `see` what modules are given or return; what it returns takes its place.
+
+    This is done in threads that set `.on`.
 
     `see` gets the module that runs, which need not be the one in `parts` but has its weights.
     """
@@ -979,7 +1038,8 @@ def _show_input(
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
     """Show what a module is given: its first argument, or its first keyword where it has none."""
-    # Another thread, whose forward pass meets this hook half registered, may call it without kwargs.
+    # Another thread, whose forward pass meets this hook half registered, may call it without
+    # kwargs.
     if not getattr(here, "on", False) or kwargs is None:
         return None
 
@@ -1002,7 +1062,10 @@ def _show_output(here: local, see: See, name: str, part: nn.Module, _: Any, resu
 
 @contextmanager
 def catching(visit: Visit, position: Place) -> Iterator[Callable[..., tuple[Any, Tensor]]]:
-    """Hands out `catch(work, value=None)`: what `work` returns, and the tensor that passes; a value replaces it."""
+    """Hands out `catch(work, value=None)`: what `work` returns, and the tensor that passes.
+
+    A value replaces that tensor.
+    """
     chosen = position.call if position.call >= 0 else position.calls - 1
 
     def see(_: str, __: nn.Module, passing: Any) -> Tensor | None:
@@ -1028,8 +1091,9 @@ def catching(visit: Visit, position: Place) -> Iterator[Callable[..., tuple[Any,
 
             if len(caught) <= max(position.call, 0):
                 raise RuntimeError(
-                    f"{position.name!r} was called {len(caught)} times for this batch, fewer than on the probe; pass a "
-                    "model whose forward pass does not depend on the data, and call this inside its with block."
+                    f"{position.name!r} was called {len(caught)} times for this batch, fewer than "
+                    "on the probe; pass a model whose forward pass does not depend on the data, "
+                    "and call this inside its with block."
                 )
             return result, caught[position.call]
 
@@ -1052,7 +1116,10 @@ def use_threads(count: int | None) -> Iterator[None]:
 
 
 class OperationCounter(DispatchMode):
-    """Counts multiplications and additions; without the hooks on modules that torch's own counter puts."""
+    """Counts multiplications and additions, without hooks on modules.
+
+    Torch's own counter puts such hooks there.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -1069,7 +1136,7 @@ class OperationCounter(DispatchMode):
         return result
 
 
-# ---------------------------------------------------------------------- rows that went through the model
+# ----------------------------------------------------------------- rows that went through the model
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Finds the linear head of a model by running it, and reads the representation that enters it.
 
-A model must be a function of its row: the same output for a row every time, whatever rows are beside it.
+A model must be a function of its row: the same output for a row every time, whatever rows are
+beside it.
 
 In this order: the head and the readout, how a head is found, a function of its row, layers by name.
 """
@@ -41,7 +42,8 @@ PROBE_ROWS = 256
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 _OPEN = "open it with nobsp.as_module(model, rows)"
 
-# From the simplest to the most involved: the order in which explanations of an output are preferred.
+# From the simplest to the most involved: the order in which explanations of an output are
+# preferred.
 LINKS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda logits: logits,
     "log_softmax": lambda logits: torch.log_softmax(logits, dim=-1),
@@ -74,7 +76,7 @@ class Head:
         return cls(weight, bias.to("cpu", torch.float64, copy=True), name)
 
     def logits(self, z: Tensor) -> Tensor:
-        """`W z + b` in float64, shape (rows, outputs), on the device of `z` where that has float64."""
+        """`W z + b` in float64, shape (rows, outputs), on the device of `z` if that has float64."""
         z = exact(z)
         return z @ self.weight.to(z.device).T + self.bias.to(z.device)
 
@@ -96,7 +98,8 @@ class Readout:
 
     module: nn.Module  # the model itself, without compile or parallel wrappers
     head: Head  # the last linear layer
-    link: str  # what follows it: "identity", "softmax", "log_softmax", "sigmoid", "exp", "softplus" or "clamp"
+    # what follows it: "identity", "softmax", "log_softmax", "sigmoid", "exp", "softplus" or "clamp"
+    link: str
     # columns of the probe that reach `nn.Embedding` layers as integer codes
     embedded_columns: tuple[int, ...]
     device: torch.device  # where the model lives
@@ -110,15 +113,16 @@ class Readout:
     def find(
         cls, model: nn.Module, probe: Tensor, *, head: str | nn.Module | None = None
     ) -> Readout:
-        """Run the model on the first 256 rows of `probe` and find the layer whose `W z + b` is the model's output.
+        """Runs the first 256 rows of `probe` and finds the layer whose `W z + b` is the output.
 
-        A softmax, log-softmax, sigmoid or reshape may follow it. `head` is its name, or the layer itself, for models
-        with several; a container means the head inside it.
+        A softmax, log-softmax, sigmoid or reshape may follow it. `head` is its name, or the layer
+        itself, for models with several; a container means the head inside it.
         """
         module = checked(model)
         if not isinstance(probe, Tensor) or probe.ndim == 0 or len(probe) == 0:
             raise ValueError(
-                f"probe must be a tensor with at least one row, found {getattr(probe, 'shape', probe)}."
+                "probe must be a tensor with at least one row, found "
+                f"{getattr(probe, 'shape', probe)}."
             )
         with _probing(module, probe) as probing:
             require_function_of_row(
@@ -128,7 +132,7 @@ class Readout:
 
     @classmethod
     def _find(cls, module: nn.Module, probe: Tensor, head: str | nn.Module | None) -> Readout:
-        """The same, of a model that is known to be a function of its row."""
+        """The head of a model that is known to treat every row by itself."""
         layers = _choose_layers(module, head)
         with _probing(module, probe) as probing:
             rows = probing.rows
@@ -161,7 +165,10 @@ class Readout:
     def find_any(
         cls, model: nn.Module, probe: Tensor, *, head: str | nn.Module | None = None
     ) -> Readout:
-        """The same for any model of one tensor: where no layer is the head, it is composed (see `compose`)."""
+        """`find` for any model of one tensor.
+
+        Where no layer is the head, one is composed (see `compose`).
+        """
         try:
             return cls.find(model, probe, head=head)
         except NoHeadError:
@@ -188,13 +195,17 @@ class Readout:
         return int(self.head.weight.shape[0])
 
     def __repr__(self) -> str:
-        return f"Readout(head={self.head.name!r}, width={self.width}, outputs={self.outputs}, link={self.link!r})"
+        return (
+            f"Readout(head={self.head.name!r}, width={self.width}, outputs={self.outputs}, "
+            f"link={self.link!r})"
+        )
 
     @contextmanager
     def running(self) -> Iterator[Callable[[Tensor], Tensor]]:
         """Hold the model in evaluation mode, in any number of threads, and hand out `represent`.
 
-        That gives the representation of rows, shape (rows, width), in the model's dtype and on its device.
+        That gives the representation of rows, shape (rows, width), in the model's dtype and on its
+        device.
         """
         with evaluation_mode(self.module) as run, self.listening(run) as heard:
 
@@ -214,7 +225,7 @@ class Readout:
 
     @contextmanager
     def listening(self, visit: Visit) -> Iterator[Callable[[Callable[[], object], int], Tensor]]:
-        """Hand out `heard(work, rows)`: the representation of rows that `work` sends through the head."""
+        """Hands out `heard(work, rows)`: the representation of rows `work` sends to the head."""
         layer = self._place.module
         with catching(visit, self._place) as catch:
 
@@ -223,15 +234,18 @@ class Readout:
                 positions = _positions(layer, source, rows)
                 if positions == 0 or (isinstance(layer, nn.Linear) and positions != 1):
                     raise ValueError(
-                        f"the head {self.head.name!r} received an input of shape {tuple(source.shape)} for {rows} "
-                        "rows; it must treat each by itself."
+                        f"the head {self.head.name!r} received an input of shape "
+                        f"{tuple(source.shape)} for {rows} rows; it must treat each by itself."
                     )
                 return _rows_entering(layer, source, rows)
 
             yield heard
 
     def on_device(self, device: torch.device | str | None) -> Readout:
-        """The same, run on a device: in a copy of the model where that is elsewhere."""
+        """This readout run on a device.
+
+        Where the model itself is on another one, a copy of it runs.
+        """
         home, _ = device_and_dtype(self.module)
         away = checked_device(device, home)
         if away == home:
@@ -239,7 +253,7 @@ class Readout:
         return replace(copied_to(self, self.module, away), device=away)
 
     def ready(self, x: Tensor) -> Tensor:
-        """Rows as the model takes them: its device and dtype, copied where the model writes into its input."""
+        """Rows in the device and dtype of the model, copied where it writes into its input."""
         return _prepared(x, self.device, self.dtype, self.integer, copy=self._overwrites_x)
 
     def represent(self, x: Tensor) -> Tensor:
@@ -248,11 +262,14 @@ class Readout:
             return represent(x)
 
     def logits(self, z: Tensor) -> Tensor:
-        """`W z + b` in float64, shape (rows, outputs), on the device of `z` where that has float64."""
+        """`W z + b` in float64, shape (rows, outputs), on the device of `z` if that has float64."""
         return self.head.logits(z)
 
     def fingerprint(self) -> str:
-        """SHA-256 over the model's state and the head's name; the same for its wrappers, and on every device."""
+        """SHA-256 over the model's state and the head's name.
+
+        It is the same for wrappers of the model, and on every device.
+        """
         return fingerprint_of(self.module, self.head.name)
 
 
@@ -266,21 +283,27 @@ class Network:
 
     @contextmanager
     def running(self) -> Iterator[Network]:
-        """Hands out the same with `represent`."""
+        """Hands out this network with `represent`, which runs it."""
         with running_on(self.readout, self.device) as represent:
             yield replace(self, represent=represent)
 
     def run(self, batch: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor]:
-        """A batch as the model takes it, what runs the model on others like it, and the logits, on the CPU."""
+        """A batch as the model takes it, what runs the model on others like it, and logits.
+
+        The logits are on the CPU.
+        """
         rows = as_model_takes(batch, self.readout)
         return rows, self.represent, self.readout.logits(self.represent(rows)).cpu()
 
     def portable(self) -> Network:
-        """The same with the model on the CPU, in a copy where it is elsewhere."""
+        """This network with its model on the CPU, in a copy where the model itself is elsewhere."""
         return portable(self, self.readout.module)
 
     def moved(self) -> Network:
-        """The same with the model on its device for good, in a process of its own."""
+        """This network with its model moved to the device for good.
+
+        For a process that has the model to itself.
+        """
         self.readout.module.to(self.device)
         return replace(self, readout=replace(self.readout, device=self.device))
 
@@ -289,7 +312,7 @@ class Network:
 def running_on(
     readout: Readout, device: torch.device | str | None
 ) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Hands out the model's `represent`, run on another device where one is asked for, in a copy."""
+    """Hands out the model's `represent`, run in a copy on another device where one is asked for."""
     with readout.on_device(device).running() as represent:
         yield represent
 
@@ -298,7 +321,8 @@ def as_model_takes(rows: Tensor, readout: Readout) -> Tensor:
     """Whole-number tables as integers for models that take those, as floats for all others."""
     if readout.integer:
         return rows.to(torch.int64)
-    # A double-precision model gets doubles: the baseline takes the rows' dtype and must not be rounded for it.
+    # A double-precision model gets doubles: the baseline takes the rows' dtype and must not be
+    # rounded for it.
     both_single = rows.dtype == torch.float32 and readout.dtype == torch.float32
     return rows if both_single else rows.to(torch.float64)
 
@@ -335,7 +359,8 @@ def checked(model: nn.Module) -> nn.Module:
     ]
     if lazy:
         raise ValueError(
-            f"model has parameters that are not initialised yet ({lazy[0]!r}); run it once on your data."
+            f"model has parameters that are not initialised yet ({lazy[0]!r}); run it once on your "
+            "data."
         )
     return module
 
@@ -359,7 +384,8 @@ def _probing(module: nn.Module, probe: Tensor) -> Iterator[_Probing]:
     with evaluation_mode(module) as run:
         integer = not (probe.is_floating_point() or probe.is_complex() or probe.dtype == torch.bool)
         if integer:
-            # Embeddings refuse floats and linear layers refuse integers, so the model itself gives the answer.
+            # Embeddings refuse floats and linear layers refuse integers, so the model itself gives
+            # the answer.
             try:
                 run(probe.to(device, copy=True))
             except (RuntimeError, TypeError, NotImplementedError):
@@ -382,7 +408,10 @@ def _probing(module: nn.Module, probe: Tensor) -> Iterator[_Probing]:
 def _prepared(
     x: Tensor, device: torch.device, dtype: torch.dtype, integer: bool, *, copy: bool
 ) -> Tensor:
-    """Rows as the model takes them; a copy where it writes into its input (a first layer that works in place)."""
+    """Rows as the model takes them; a copy where it writes into its input.
+
+    Such a model has a first layer that works in place.
+    """
     x = x.detach()
     if not integer:
         return x.to(device, dtype, copy=copy)
@@ -394,7 +423,10 @@ def _prepared(
 
 
 def _linear_layers(module: nn.Module) -> dict[str, nn.Module]:
-    """Linear layers and 1x1 convolutions, whose output is W z + b at every position, compiled ones by plain names."""
+    """Linear layers and 1x1 convolutions, whose output is W z + b at every position.
+
+    Compiled ones have plain names.
+    """
 
     def is_linear(part: nn.Module) -> bool:
         if isinstance(part, nn.Linear):
@@ -407,15 +439,15 @@ def _linear_layers(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def _choose_layers(module: nn.Module, head: str | nn.Module | None) -> dict[str, nn.Module]:
-    """Linear layers among which to look: all of them, or the one (or those inside the container) named."""
+    """Linear layers among which to look: all, or the one named, or those in the container named."""
     layers = _linear_layers(module)
     if not layers:
         # What ExportedProgram.module() gives: its layers have become operations of a graph.
         exported = isinstance(module, torch.fx.GraphModule)
         hint = " If torch.export made it, pass nobsp.as_module(model, rows)." if exported else ""
         raise (ValueError if exported else NoHeadError)(
-            "model has no linear layer (nn.Linear, or nn.Conv1d/nn.Conv2d with kernel size 1); only models that end in "
-            f"one can be explained.{hint}"
+            "model has no linear layer (nn.Linear, or nn.Conv1d/nn.Conv2d with kernel size 1); "
+            f"only models that end in one can be explained.{hint}"
         )
 
     if head is None:
@@ -443,7 +475,7 @@ def _find_head(
     *,
     named: bool,
 ) -> tuple[Head, str, Place]:
-    """The layer whose W z + b is in the outputs of a run before, the link, and where its input passes.
+    """The layer whose W z + b is in the outputs of a former run, its link, and its input's place.
 
     `named` tells whether the caller named a head, or a container of heads.
     """
@@ -522,7 +554,10 @@ class _HeadSearch:
             self.matches.append(_Match(head, layer, self.calls[name] - 1, entering, source))
 
     def _compare(self, head: Head, z: Tensor, number: int) -> None:
-        """Notes which outputs a head gives, and through which link; `number` is what its match would have."""
+        """Notes which outputs a head gives, and through which link.
+
+        `number` is what its match would have.
+        """
         logits = head.logits(z)
         allowed = _allowance(z, head, self._dtype, self._device)
         for path, output in self._outputs.items():
@@ -542,7 +577,10 @@ class _HeadSearch:
         return [self.matches[rank.match] for rank in self.best.values()]
 
     def place_of(self, match: _Match, layer: nn.Module) -> Place:
-        """Where the input of a match passes in the caller's own layer; the last call whatever its number."""
+        """Where the input of a match passes in the caller's own layer.
+
+        The last call is the last one whatever its number.
+        """
         name = match.head.name
         is_last = match.call == self.calls[name] - 1
         still_there = torch.equal(
@@ -568,12 +606,13 @@ def _require_one_head(winners: list[_Match], layers: list[str], *, named: bool) 
     if len(names) > 1:
         subject = "head names a container with" if named else "the model's output holds"
         raise ValueError(
-            f"{subject} {len(names)} heads: {join_names(names)}; choose one, e.g. head={names[0]!r}."
+            f"{subject} {len(names)} heads: {join_names(names)}; choose one, e.g. "
+            f"head={names[0]!r}."
         )
     if len({match.call for match in winners}) > 1:
         raise ValueError(
-            f"the head {names[0]!r} is called several times and more than one of its results is returned; wrap the "
-            "model so that it returns only the result to explain."
+            f"the head {names[0]!r} is called several times and more than one of its results is "
+            "returned; wrap the model so that it returns only the result to explain."
         )
 
 
@@ -586,7 +625,10 @@ def _positions(layer: nn.Module, source: Tensor, rows: int) -> int:
 
 
 def _rows_entering(layer: nn.Module, source: Tensor, rows: int) -> Tensor:
-    """The layer's input as (rows, width), a convolution's averaged over positions: mean(W z + b) = W mean(z) + b."""
+    """The layer's input as (rows, width), that of a convolution averaged over positions.
+
+    Averaging is right because mean(W z + b) = W mean(z) + b.
+    """
     if isinstance(layer, _CONVOLUTIONS):
         return source.flatten(2).mean(dim=2)
     return source.reshape(rows, -1)
@@ -600,20 +642,24 @@ def _why_none(
 ) -> NoHeadError:
     if apart:
         return NoHeadError(
-            f"the linear layer {apart[0][0]!r} is applied at each of {apart[0][1]} positions of every row, not to one "
-            "vector per row. Wrap the model so that it pools the positions, or picks one, before this layer."
+            f"the linear layer {apart[0][0]!r} is applied at each of {apart[0][1]} positions of "
+            "every row, not to one vector per row. Wrap the model so that it pools the positions, "
+            "or picks one, before this layer."
         )
     if near:
         difference, name = min(near)
         return NoHeadError(
-            f"the model's output is not W z + b of any linear layer: the closest is {name!r}, with a largest "
-            f"difference of {difference:.3g}. Something else follows that layer; pass a model that returns its result "
-            "(a softmax, log_softmax, sigmoid and reshapes are recognised)."
+            f"the model's output is not W z + b of any linear layer: the closest is {name!r}, with "
+            f"a largest difference of {difference:.3g}. Something else follows that layer; pass a "
+            "model that returns its result (a softmax, log_softmax, sigmoid and reshapes are "
+            "recognised)."
         )
     unused = f" (never called as a module: {join_names(silent)})" if silent else ""
     return NoHeadError(
-        f"the model's output of shape {', '.join(str(tuple(output.shape)) for output in outputs.values())} comes from "
-        f"no linear layer that sees one vector per row{unused}. Name one with head=..., or pass a model that has one."
+        "the model's output of shape "
+        f"{', '.join(str(tuple(output.shape)) for output in outputs.values())} comes from no "
+        f"linear layer that sees one vector per row{unused}. Name one with head=..., or pass a "
+        "model that has one."
     )
 
 
@@ -641,7 +687,10 @@ def tensors_in(result: Any, path: str = "") -> dict[str, Tensor]:
 
 
 def outputs_of(result: Any, rows: int) -> dict[str, Tensor]:
-    """Outputs by path as (rows, outputs) in float64 on the CPU, reshapes undone; an error where there is none."""
+    """Outputs by path as (rows, outputs), in float64 on the CPU, with reshapes undone.
+
+    An error where there is none.
+    """
     outputs = {}
     for path, output in tensors_in(result).items():
         per_row = output.ndim > 0 and output.shape[0] == rows
@@ -661,13 +710,17 @@ def refuse_non_finite(outputs: Mapping[str, Tensor]) -> None:
         if len(bad):
             row, column = bad[0].tolist()
             raise ValueError(
-                f"the model's output{path} is {float(output[row, column])} in row {row} of the probe (output {column});"
-                " check the input's scale: only finite outputs can be explained."
+                f"the model's output{path} is {float(output[row, column])} in row {row} of the "
+                f"probe (output {column}); check the input's scale: only finite outputs can be "
+                "explained."
             )
 
 
 def _allowance(z: Tensor, head: Head, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """How far rounding may carry a model's logits from W z + b: of sums, bounded through |z| |W|ᵀ, and of results."""
+    """How far rounding may carry a model's logits from W z + b.
+
+    It is that of sums, bounded through |z| |W|ᵀ, and that of results.
+    """
     # Half precisions are summed in float32, so only their results are coarse.
     stored = torch.finfo(dtype).eps
     summed = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
@@ -705,7 +758,10 @@ def _embedded_columns(
     probe: Tensor,
     prepare: Callable[[Tensor], Tensor],
 ) -> tuple[int, ...]:
-    """Columns of `probe` whose integer part, up to a constant shift, is looked up in an embedding."""
+    """Columns of `probe` whose integer part is looked up in an embedding.
+
+    The part may be shifted by a constant.
+    """
     layers: dict[str, nn.Module] = {
         name: part
         for name, part in module.named_modules()
@@ -721,7 +777,8 @@ def _embedded_columns(
         candidates = lookup.like_columns(codes)
         if len(candidates) == 1 and lookup.varies:
             embedded |= candidates
-        # Constant columns, or two with the same codes, may agree by chance: one is changed, and looked up again.
+        # Constant columns, or two with the same codes, may agree by chance: one is changed, and
+        # looked up again.
         for column in candidates - embedded:
             changed = lookup.with_next_codes(probe, column)
             after = _lookups_of(changed, layers, run, prepare)
@@ -752,7 +809,10 @@ class _Lookup:
         return set(is_constant.nonzero().flatten().tolist())
 
     def with_next_codes(self, rows: Tensor, column: int) -> Tensor:
-        """Rows with a column moved to the next valid code, so that no lookup leaves the embedding."""
+        """Rows with a column moved to the next valid code.
+
+        In this way no lookup leaves the embedding.
+        """
         changed = rows.detach().clone()
         step = (self.indices + 1) % self.levels - self.indices
         changed[:, column] += step.to(changed.device, changed.dtype)
@@ -782,7 +842,9 @@ def _lookups_of(
 
 
 def log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool = False) -> Tensor:
-    """Log-odds of one class per row: its logit, or logarithm of any weight, less that of the sum of the others.
+    """Log-odds of one class per row: its logit less that of the sum of the others.
+
+    In place of logits, logarithms of any weights will do.
 
     >>> log_odds(torch.tensor([[1.0, 2.0, 6.0]]).log(), torch.tensor([2])).exp().round(decimals=5)
     tensor([2.])
@@ -797,9 +859,11 @@ def log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool = False) -> Tensor
 # ---------------------------------------------------------------------- a function of its row
 
 
-# Rows that are tried: a batch mean of 32 rows is far from one of 16, and dear models are not run for long.
+# Rows that are tried: a batch mean of 32 rows is far from one of 16, and dear models are not run
+# for long.
 _MOST_ROWS = 32
-# How far outputs may differ, as a share of their spread: sums are rounded differently in batches of other sizes.
+# How far outputs may differ, as a share of their spread: sums are rounded differently in batches of
+# other sizes.
 _SHARE_OF_SPREAD = 1e-3
 # The same in units of the model's precision, for outputs that hardly differ from row to row.
 _ROUNDING = 32
@@ -820,7 +884,10 @@ def require_function_of_row(
     outputs_of: Callable[[Any, int], Outputs],
     dtype: torch.dtype,
 ) -> None:
-    """An error where running the model again, or beside other rows, or in a smaller batch gives something else."""
+    """An error where what a model gives for a row is not a function of that row alone.
+
+    It is run again, beside other rows, and in a smaller batch, and must give the same.
+    """
     rows = rows[:_MOST_ROWS]
     count = len(rows)
     first = outputs_of(run(prepare(rows)), count)
@@ -847,22 +914,24 @@ def require_function_of_row(
             raise _not_deterministic(difference)
         if difference is not None:
             raise NotAFunctionError(
-                f"the model's output for a row depends on the other rows of its batch: it differs by up to "
-                f"{difference:.3g} beside other rows. A batch mean, or batch normalisation without running statistics, "
-                "does so; pass a model that treats each row by itself."
+                "the model's output for a row depends on the other rows of its batch: it differs "
+                f"by up to {difference:.3g} beside other rows. A batch mean, or batch "
+                "normalisation without running statistics, does so; pass a model that treats each "
+                "row by itself."
             )
 
 
 def _not_deterministic(difference: float) -> NotAFunctionError:
     return NotAFunctionError(
-        f"the model is not deterministic: its output for the same row differs by up to {difference:.3g} from one run "
-        "to the next. Pass a model without random numbers or state in evaluation mode, or one that averages them out."
+        "the model is not deterministic: its output for the same row differs by up to "
+        f"{difference:.3g} from one run to the next. Pass a model without random numbers or state "
+        "in evaluation mode, or one that averages them out."
     )
 
 
 @contextmanager
 def _other_numbers(device: torch.device, *, drawn: bool) -> Iterator[None]:
-    """Lets a model that draws random numbers draw others than before, and puts the generators back."""
+    """Lets a model that draws random numbers draw other ones, and puts the generators back."""
     if not drawn:
         yield
         return
@@ -901,7 +970,10 @@ def _spread(output: Tensor) -> Tensor:
 
 
 def _worst(expected: Outputs, repeated: Outputs, tolerance: Mapping[str, float]) -> float | None:
-    """The largest difference where one is beyond tolerance; infinite where outputs are missing or no numbers."""
+    """The largest difference where one is beyond tolerance; None where none is.
+
+    It is infinite where outputs are missing or are no numbers.
+    """
     for path, output in expected.items():
         other = repeated.get(path)
         if other is None or other.shape != output.shape:
@@ -914,7 +986,7 @@ def _worst(expected: Outputs, repeated: Outputs, tolerance: Mapping[str, float])
     return None
 
 
-# ---------------------------------------------------------------------- layers by name, and what failures mean
+# ----------------------------------------------------------- layers by name, and what failures mean
 
 
 def plain(name: str) -> str:
@@ -925,7 +997,10 @@ def plain(name: str) -> str:
 def find_part(
     module: nn.Module, layer: str | nn.Module, *, argument: str, offer: Iterable[str] = ()
 ) -> tuple[str, nn.Module]:
-    """A module of the model that the caller named or passed, with its name; an error offers the likely ones."""
+    """A module of the model that the caller named or passed, with its name.
+
+    An error for any other offers the likely ones.
+    """
     parts = {plain(name): part for name, part in module.named_modules(remove_duplicate=False)}
     if isinstance(layer, nn.Module):
         original = unwrap(layer)
@@ -965,8 +1040,9 @@ def explain_failure(
     lacks = "not implemented for" in said or "could not create a primitive" in said
     if dtype in (torch.float16, torch.bfloat16) and lacks:
         raise TypeError(
-            f"model is {str(dtype).removeprefix('torch.')} and {device.type} cannot run it in that precision "
-            f"({said}); pass copy.deepcopy(model).float(), or move the model to a device that can."
+            f"model is {str(dtype).removeprefix('torch.')} and {device.type} cannot run it in that "
+            f"precision ({said}); pass copy.deepcopy(model).float(), or move the model to a device "
+            "that can."
         ) from failure
 
     if "shapes cannot be multiplied" in said and x.ndim == 2:
@@ -981,5 +1057,6 @@ def explain_failure(
         ]
         details = f": {', '.join(largest)}" if largest else ""
         raise ValueError(
-            f"the rows hold a code outside the range of an embedding{details}; use the codes the model was trained on."
+            f"the rows hold a code outside the range of an embedding{details}; use the codes the "
+            "model was trained on."
         ) from failure

@@ -1,4 +1,7 @@
-"""Layers that are not what their type says: with hooks, another forward pass, or weights that are computed."""
+"""Layers that are not what their type says.
+
+They have hooks, another forward pass, or weights that are computed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network taken apart: its stream, its parts, and what each part adds to the outputs of a batch."""
+"""A network taken apart: its stream, its parts, and what each adds to the outputs of a batch."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class Anatomy:
         """An error where a batch was computed along another way."""
         if not self.probe.same_steps(tape):
             raise NoPartsError(
-                "the forward pass takes other steps for other rows, so that no part can be followed through all of "
-                "them; pass a model whose steps do not depend on the data."
+                "the forward pass takes other steps for other rows, so that no part can be "
+                "followed through all of them; pass a model whose steps do not depend on the data."
             )
 
     def means(self, tapes: Iterable[Tape]) -> Means:
@@ -210,7 +210,7 @@ class Anatomy:
         slopes: Tensor,
         by_source: dict[Source, Tensor],
     ) -> None:
-        """Contributions (rows, slices, outputs) of everything that one term of the stream is made of."""
+        """Contributions (rows, slices, outputs) of all that one term of the stream is made of."""
         for source in self.sources:
             if source.term != term:
                 continue
@@ -245,7 +245,10 @@ class Anatomy:
         return _flat(tape.rerun(replaced, self.stream.output), tape.rows)
 
     def screen(self, tape: Tape, means: Means, columns: Tensor) -> Tensor:
-        """First-order guesses of what putting parts at their means does, (rows, parts, chosen outputs)."""
+        """First-order guesses of what putting parts at their means does.
+
+        Their shape is (rows, parts, chosen outputs).
+        """
         with torch.enable_grad():
             shifts = {
                 source.value: torch.zeros_like(tape.values[source.value]).requires_grad_()
@@ -281,7 +284,10 @@ class Anatomy:
         )
 
     def lens(self, tape: Tape, means: Means, position: int) -> Tensor:
-        """All outputs (rows, outputs) with every part behind a sum at its mean; −1 leaves the embedding alone."""
+        """All outputs (rows, outputs) with every part behind a sum at its mean.
+
+        With position −1, the embedding alone is left.
+        """
         first = self.start if position < 0 else self.stream.joins[position].value
         stations = {first: tape.values[first]}
         before = first
@@ -302,8 +308,8 @@ def dissect(record: Callable[[Tensor], Tape], rows: Tensor, detail: Detail) -> A
     three = record(rows[torch.tensor([0, 1, 0])])
     if not (two.same_steps(three) and two.same_steps(flipped)):
         raise NoPartsError(
-            "the forward pass takes other steps for other rows, so that no part can be followed; pass a model whose "
-            "steps do not depend on the data."
+            "the forward pass takes other steps for other rows, so that no part can be followed; "
+            "pass a model whose steps do not depend on the data."
         )
 
     stream = find_stream(two)
@@ -347,7 +353,7 @@ def _ways_between_joins(
 
 
 def _segments_of_heads(tape: Tape, parts: Sequence[Part]) -> dict[int, Segment]:
-    """Of heads that are told apart before they are projected, the steps from there to what they add."""
+    """For heads told apart before they are projected, the steps from there to what they add."""
     segments = {}
     for part in parts:
         for source, _ in part.pieces:
@@ -366,13 +372,14 @@ def _require_repeatable(graph: Graph, stream: Stream) -> None:
     size = output.abs().max().clamp_min(1e-30)
     if not bool(((again - output).abs() <= 1e-3 * size).all()):
         raise NoPartsError(
-            "the forward pass writes into tensors in a way that cannot be followed: its steps, run again, give other "
-            "outputs. Pass a model that makes new tensors where it writes into slices."
+            "the forward pass writes into tensors in a way that cannot be followed: its steps, run "
+            "again, give other outputs. Pass a model that makes new tensors where it writes into "
+            "slices."
         )
 
 
 def _with_layouts(anatomy: Anatomy, three: Tape, flipped: Tape) -> Anatomy:
-    """The same, knowing where rows lie; an error names the layer where they cannot be told apart."""
+    """The same, with where rows lie; an error names the layer where they cannot be told apart."""
     two = anatomy.probe
     numbers = {*anatomy.terms, *(source.value for source in anatomy.sources)}
     layouts = {}
@@ -381,8 +388,9 @@ def _with_layouts(anatomy: Anatomy, three: Tape, flipped: Tape) -> Anatomy:
         if layout is None:
             module = Graph(two, anatomy.stream.active).module_of(number)
             raise NoPartsError(
-                f"the stream ends at {module!r}: a tensor of shape {tuple(two.values[number].shape)} for two rows, in "
-                "which rows cannot be told apart."
+                f"the stream ends at {module!r}: a tensor of shape "
+                f"{tuple(two.values[number].shape)} for two rows, in which rows cannot be told "
+                "apart."
             )
         layouts[number] = layout
     output = two.values[anatomy.stream.output]
@@ -401,8 +409,8 @@ def _units(graph: Graph, stream: Stream) -> tuple[tuple[Part, ...], int]:
         if step is None or not is_linear(step, graph.active):
             name = "the input" if step is None else f"{step.module!r} ({step.name})"
             raise NoPartsError(
-                f"the outputs are linear in no layer: the stream ends at {name}, where nothing is added and no weights "
-                "follow. Pass a model that ends in a linear layer."
+                f"the outputs are linear in no layer: the stream ends at {name}, where nothing is "
+                "added and no weights follow. Pass a model that ends in a linear layer."
             )
         parent = graph.parents(value)[0]
         if is_weighted(step):

@@ -12,14 +12,16 @@ from nobsp.parts.altered import why_altered
 
 
 class SplitAttention(nn.Module):
-    """Self-attention with queries, keys and values of all heads in one linear layer, and a projection.
+    """Self-attention with all heads' queries, keys and values in one linear layer.
 
-    Takes what `nn.MultiheadAttention` takes where query, key and value are the same tensor with rows first. It may have
-    any number of heads, whatever the width of the stream.
+    A projection follows.
+
+    Takes what `nn.MultiheadAttention` takes where query, key and value are the same tensor with
+    rows first. It may have any number of heads, whatever the width of the stream.
     """
 
-    # Asked for by nn.TransformerEncoderLayer: rows come first, and torch's fast path, which reads weights where
-    # nn.MultiheadAttention has them, is not for this layer.
+    # Asked for by nn.TransformerEncoderLayer: rows come first, and torch's fast path, which reads
+    # weights where nn.MultiheadAttention has them, is not for this layer.
     batch_first = True
     _qkv_same_embed_dim = False
     in_proj_weight = None
@@ -77,7 +79,10 @@ class SplitAttention(nn.Module):
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A layer with copies of some weights; none are drawn, so torch's random numbers go on as they would."""
+    """A layer with copies of some weights.
+
+    None are drawn, so that torch's random numbers go on as they would.
+    """
     outputs, inputs = weight.shape
     layer = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
     layer.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)

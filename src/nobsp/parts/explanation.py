@@ -1,4 +1,4 @@
-"""Outputs as sums over the parts of a network, and what becomes of them when a part is taken away."""
+"""Outputs as sums over the parts of a network, and what happens when a part is taken away."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ from nobsp.tabular.indexing import find_positions, split_axes
 
 # A residual above this share of what is accounted for is said.
 _LARGE_RESIDUAL = 0.01
+# A residual of so many roundings of the outputs is rounding.
+_ROUNDINGS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,13 +60,16 @@ class _Subject:
     fingerprint: str  # of the weights that the means belong to
 
     def read(self, X: ArrayLike) -> Rows:
-        """Rows for further questions; an error where they or the model are others than those of the means."""
+        """Rows for further questions.
+
+        An error where they, or the model, are not as they were when the means were taken.
+        """
         rows = read_rows(self.model, X, name="X", batch_size=self.batch_size)
         _require_shape(rows, self.row_shape, name="X")
         if fingerprint_of(self.model, "") != self.fingerprint:
             raise ValueError(
-                "the model's weights have changed since it was explained, and means of its parts belong to the old "
-                "ones; call explain_parts again."
+                "the model's weights have changed since it was explained, and means of its parts "
+                "belong to the old ones; call explain_parts again."
             )
         return rows
 
@@ -73,13 +78,14 @@ class _Subject:
 class PartsExplanation(Explanation):
     """Outputs as base + one contribution per part + residual, row by row and output by output.
 
-    An `Explanation` whose terms are parts of the network: what each adds to the outputs *directly*, by writing into the
-    stream that the head reads. What later parts make of it is not in it: see `ablation`. The base is the output with
-    every part at its mean over the calibration rows.
+    An `Explanation` whose terms are parts of the network: what each adds to the outputs *directly*,
+    by writing into the stream that the head reads. What later parts make of it is not in it: see
+    `ablation`. The base is the output with every part at its mean over the calibration rows.
 
     Attributes:
         parts: The parts in the order of the terms.
-        mean_outputs: Mean outputs over the calibration rows; with a norm before the head they differ from the base.
+        mean_outputs: Mean outputs over the calibration rows; with a norm before the head they
+            differ from the base.
     """
 
     parts: tuple[Part, ...] = ()
@@ -88,7 +94,10 @@ class PartsExplanation(Explanation):
     _notes: tuple[Finding, ...] = ()
 
     def __getitem__(self, key: Any) -> PartsExplanation:
-        """Some rows, parts and outputs; `ablation` and `lens` then answer for these parts and outputs alone."""
+        """Some rows, parts and outputs.
+
+        `ablation` and `lens` then answer for these parts and outputs alone.
+        """
         chosen = super().__getitem__(key)
         assert isinstance(chosen, PartsExplanation), "an explanation's slice is of its own kind"
         _, _, output_key = split_axes(key)
@@ -143,13 +152,16 @@ class PartsExplanation(Explanation):
         return Plots(self, ("beeswarm", "importance", "ledger", "parts", "waterfall"))
 
     def ablation(self, X: ArrayLike, *, most: int | None = None) -> Ablation:
-        """Measures what the outputs lose when a part is put at its calibration mean, through the whole network.
+        """Measures what the outputs lose when a part is put at its calibration mean.
+
+        The effect is measured through the whole network.
 
         One forward pass a part and batch, from the part on.
 
         Args:
             X: Rows as the model takes them.
-            most: How many parts to measure: those with the largest effect by a first-order guess. All by default.
+            most: How many parts to measure: those with the largest effect by a first-order guess.
+                All by default.
 
         Returns:
             The losses beside the direct contributions to the same rows.
@@ -157,7 +169,9 @@ class PartsExplanation(Explanation):
         Example:
             >>> import torch, nobsp
             >>> torch.manual_seed(0)  # doctest: +SKIP
-            >>> model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+            >>> model = torch.nn.Sequential(
+            ...     torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2)
+            ... )
             >>> rows = torch.randn(50, 4)
             >>> effects = nobsp.explain_parts(model, rows).ablation(rows)
             >>> effects.effects.shape
@@ -175,7 +189,8 @@ class PartsExplanation(Explanation):
             Outputs after the embedding, and after each block.
 
         Raises:
-            ValueError: If all parts are of one depth: units of a plain network, members of an ensemble.
+            ValueError: If all parts are of one depth: units of a plain network, members of an
+                ensemble.
         """
         return read_lens(self, X)
 
@@ -191,19 +206,23 @@ def explain_parts(
     output_names: Sequence[str] | None = None,
     batch_size: int = 32,
 ) -> PartsExplanation:
-    """Writes a network's outputs as a sum over its parts: embedding, attention heads, MLPs, blocks, or units.
+    """Writes a network's outputs as a sum over its parts.
 
-    The stream that the head reads is found by watching what is added to what while the model runs, whatever its layers
-    are called. Norms on the way are carried by the integral of their slope from the mean stream to the row's, not by a
-    frozen scale, so that base + parts + residual is the output, and the residual only what the integral misses.
+    Parts are the embedding, attention heads, MLPs, blocks, or units.
+
+    The stream that the head reads is found by watching what is added to what while the model runs,
+    whatever its layers are called. Norms on the way are carried by the integral of their slope from
+    the mean stream to the row's, not by a frozen scale, so that base + parts + residual is the
+    output, and the residual only what the integral misses.
 
     Args:
         model: A torch model that takes X as one tensor.
         X: Rows, images or token numbers.
-        parts: How finely: "auto" for heads and MLPs (residual blocks of a CNN, members of an ensemble, units of the
-            last layer of a plain network), "layers" without splitting attention into heads, "blocks", or "units".
-        target: Numbers of the outputs to explain, or a function that takes them from the model's result. By default
-            all of up to ten outputs, of more those that rows are predicted as.
+        parts: How finely: "auto" for heads and MLPs (residual blocks of a CNN, members of an
+            ensemble, units of the last layer of a plain network), "layers" without splitting
+            attention into heads, "blocks", or "units".
+        target: Numbers of the outputs to explain, or a function that takes them from the model's
+            result. By default all of up to ten outputs, of more those that rows are predicted as.
         background: Rows whose means are the reference; X by default.
         output_names: Names of all outputs.
         batch_size: Rows at a time; at least two, since torch takes other steps for a single row.
@@ -234,7 +253,8 @@ def explain_parts(
         reference = read_rows(module, background, name="background", batch_size=batch_size)
     if len(reference.tensor) < 2:
         raise ValueError(
-            "X has one row, and contributions are measured from the mean over rows; pass more rows as background."
+            "X has one row, and contributions are measured from the mean over rows; pass more rows "
+            "as background."
         )
     row_shape = tuple(rows.tensor.shape[1:])
     _require_shape(reference, row_shape, name="background")
@@ -316,8 +336,8 @@ def _require_shape(rows: Rows, row_shape: tuple[int, ...], *, name: str) -> None
     shape = tuple(rows.tensor.shape[1:])
     if shape != row_shape:
         raise ValueError(
-            f"{name} has rows of the shape {shape}, and the explained ones have {row_shape}; pass rows of that shape, "
-            "with one more axis for the rows themselves."
+            f"{name} has rows of the shape {shape}, and the explained ones have {row_shape}; pass "
+            "rows of that shape, with one more axis for the rows themselves."
         )
 
 
@@ -325,8 +345,8 @@ def _subject_of(explanation: PartsExplanation) -> _Subject:
     """The network behind an explanation; an error where it was left behind."""
     if explanation._subject is None:
         raise ValueError(
-            "no network is behind this explanation, since it was read from a pickle, copied or computed from others; "
-            "call explain_parts and ask what that returns."
+            "no network is behind this explanation, since it was read from a pickle, copied or "
+            "computed from others; call explain_parts and ask what that returns."
         )
     subject: _Subject = explanation._subject
     return subject
@@ -373,11 +393,13 @@ def _explanation(
         parts=subject.anatomy.parts,
         mean_outputs=mean_outputs,
         _subject=subject,
-        _notes=_notes(subject.anatomy, predictions - base, residual),
+        _notes=_notes(subject.anatomy, predictions, predictions - base, residual),
     )
 
 
-def _notes(anatomy: Anatomy, change: FloatArray, residual: FloatArray) -> tuple[Finding, ...]:
+def _notes(
+    anatomy: Anatomy, predictions: FloatArray, change: FloatArray, residual: FloatArray
+) -> tuple[Finding, ...]:
     findings = []
     stream = anatomy.stream
     if stream.end:
@@ -391,8 +413,13 @@ def _notes(anatomy: Anatomy, change: FloatArray, residual: FloatArray) -> tuple[
         findings.append(Finding("note", "stream_end", "", message))
     size = np.abs(change).mean()
     share = float(np.abs(residual).mean() / size) if size > 0 else 0.0
-    if share > _LARGE_RESIDUAL:
-        message = f"the parts leave {percent(share)} of the outputs' difference from the base unexplained."
+    precision = torch.finfo(anatomy.probe.values[stream.output].dtype).eps
+    is_rounding = np.abs(residual).mean() <= _ROUNDINGS * precision * np.abs(predictions).mean()
+    if share > _LARGE_RESIDUAL and not is_rounding:
+        message = (
+            f"the parts leave {percent(share)} of the outputs' difference from the base "
+            "unexplained."
+        )
         findings.append(Finding("warning", "large_residual", "", message))
     return tuple(findings)
 
@@ -402,7 +429,8 @@ class Ablation:
     """What outputs lose when a part is put at its calibration mean, beside what it adds directly.
 
     Attributes:
-        effects: Output minus the output without the part, (rows, parts, outputs); NaN for parts that were not measured.
+        effects: Output minus the output without the part, (rows, parts, outputs); NaN for parts
+            that were not measured.
         direct: What the part adds to the stream that the head reads, (rows, parts, outputs).
         parts: The parts.
         output_names: Names of the outputs.
@@ -426,7 +454,7 @@ class Ablation:
 
     @property
     def indirect(self) -> FloatArray:
-        """What later parts add to a part's direct contribution, or repair, (rows, parts, outputs)."""
+        """What later parts add to a direct contribution, or repair, (rows, parts, outputs)."""
         return self.effects - self.direct
 
     @property
@@ -435,7 +463,9 @@ class Ablation:
         return Plots(self, ("parts",))
 
     def to_frame(self, output: int | str = 0) -> NativeFrame:
-        """Per part the mean absolute direct contribution, effect and indirect effect, the largest effect first.
+        """Mean absolute direct contribution, effect and indirect effect of each part.
+
+        The part with the largest effect comes first.
 
         Args:
             output: Which output.
@@ -562,7 +592,8 @@ def read_lens(explanation: PartsExplanation, X: ArrayLike) -> Lens:
     depths = _depths(anatomy)
     if not depths:
         raise ValueError(
-            "this network has no lens: its parts, units or members of an ensemble, are all of one depth."
+            "this network has no lens: its parts, units or members of an ensemble, are all of one "
+            "depth."
         )
     rows = subject.read(X)
     outputs = []

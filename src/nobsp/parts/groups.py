@@ -1,13 +1,14 @@
-"""Which units, channels and heads of a network can be taken out, found on the tape of a forward pass.
+"""Which units, channels and heads of a network can be removed, found on the tape of a forward pass.
 
-A layer's outputs can go where one other layer alone reads them, and every step between the two treats each channel by
-itself: an activation, a batch norm, a depthwise convolution, pooling. Residual streams and outputs stay as they are.
+A layer's outputs can go where one other layer alone reads them, and every step between the two
+treats each channel by itself: an activation, a batch norm, a depthwise convolution, pooling.
+Residual streams and outputs stay as they are.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -40,7 +41,7 @@ _DEEPEST = 40
 
 @dataclass(frozen=True)
 class Group:
-    """Parts that go together: rows of some layers, and the columns with which another reads them."""
+    """Parts that go together: rows of some layers, and columns with which another reads them."""
 
     consumer: str  # the layer that reads the parts
     producers: tuple[str, ...]  # the layers that make them
@@ -50,6 +51,14 @@ class Group:
     kind: str  # "units", "channels" or "heads"
     attention: str = ""  # the layer whose heads they are
     norm: str = ""  # the batch norm that alone reads what the consumer returns
+
+    @property
+    def name(self) -> str:
+        """What people call the layer that has these parts.
+
+        It is the layer that makes them, or the attention with its heads.
+        """
+        return self.attention or " and ".join(self.producers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +95,10 @@ class Finder:
 
     @cached_property
     def activations(self) -> dict[str, tuple[Step, ...]]:
-        """Layers without weights whose steps all work number by number, such as a GELU that is written out."""
+        """Layers without weights whose steps all work number by number.
+
+        An example is a GELU that is written out.
+        """
         steps: dict[str, list[Step]] = {}
         for step in self.tape.steps:
             steps.setdefault(step.module, []).append(step)
@@ -132,7 +144,10 @@ class Finder:
 
     @cached_property
     def shared_weights(self) -> frozenset[int]:
-        """Identities of weights that several layers have: cutting them in one would untie it from the others."""
+        """Identities of weights that several layers have.
+
+        Cutting them in one layer would untie it from the others.
+        """
         owners = Counter(
             id(weight)
             for layer in self.layers.values()
@@ -141,33 +156,76 @@ class Finder:
         return frozenset(weight for weight, count in owners.items() if count > 1)
 
     def find(self) -> tuple[list[Group], list[tuple[str, str]]]:
-        """Groups in the order of the forward pass, and layers that stay whole with the reason."""
+        """Groups in the order of the forward pass, and layers that keep all parts, with why."""
         groups: list[Group] = []
+        reasons: dict[str, str] = {}
+        for step in self.tape.steps:
+            reader = step.module
+            if not is_weighted(step) or is_attention(step) or not self._has_parts(reader):
+                continue
+            refusal = self._why_not(reader)
+            if refusal:
+                refusal = f"{reader} reads what it makes, and cannot read less ({refusal})"
+            else:
+                group = self._group(step)
+                if isinstance(group, Group):
+                    groups.append(group)
+                    continue
+                refusal = group
+            for maker in self._makers(step):
+                reasons.setdefault(maker, refusal)
+        return groups, self._whole_layers(groups, reasons)
+
+    def _has_parts(self, name: str) -> bool:
+        """Whether a layer is of a kind that makes units or channels, able to lose them or not."""
+        layer = self.layers.get(name)
+        return layer is not None and (isinstance(layer, _LAYERS) or is_plain_layer(layer))
+
+    def _makers(self, step: Step) -> list[str]:
+        """The layers that make what a step reads, with no other layer between."""
+        makers = []
+        known = set(self.graph.parents(step.outputs[0]))
+        waiting = list(known)
+        while waiting:
+            value = waiting.pop()
+            before = self.graph.step(value)
+            if before is None:
+                continue
+            if is_weighted(before) and self._has_parts(before.module):
+                makers.append(before.module)
+                continue
+            further = [parent for parent in self.graph.parents(value) if parent not in known]
+            known.update(further)
+            waiting += further
+        return makers
+
+    def _whole_layers(
+        self, groups: Sequence[Group], reasons: Mapping[str, str]
+    ) -> list[tuple[str, str]]:
+        """Layers that keep all their parts, each with the reason, in order of the forward pass."""
+        heads = (
+            "its heads cannot be told apart (nn.MultiheadAttention with tokens first, extra keys, "
+            "hooks, or weights that are used)"
+        )
         whole = [
-            (
-                name,
-                "its heads cannot be told apart (nn.MultiheadAttention with tokens first, extra keys, hooks, "
-                "or weights that are used)",
-            )
+            (name, heads)
             for name, layer in self.layers.items()
             if isinstance(layer, nn.MultiheadAttention)
         ]
+        smaller = {name for group in groups for name in (*group.producers, *group.channelwise)}
+        for name in self.calls:
+            if isinstance(self.layers.get(name), nn.RNNBase):
+                whole.append((name, "it is recurrent: its units read each other"))
+            elif name not in smaller and self._has_parts(name):
+                whole.append((name, reasons.get(name) or self._why_unread(name)))
+        return whole
 
-        for step in self.tape.steps:
-            if not is_weighted(step) or is_attention(step):
-                continue
-            name = step.module
-            reason = self._why_not(name)
-            if reason:
-                if (name, reason) not in whole and isinstance(self.layers.get(name), _LAYERS):
-                    whole.append((name, reason))
-                continue
-            group = self._group(step)
-            if isinstance(group, Group):
-                groups.append(group)
-            else:
-                whole.append((name, group))
-        return groups, whole
+    def _why_unread(self, name: str) -> str:
+        """Why no layer reads what a layer makes of the input."""
+        made = {step.outputs[0] for step in self.tape.steps if step.module == name}
+        if made.isdisjoint(self.graph.active):
+            return "what it makes does not depend on the input, as a bias of positions does not"
+        return "it makes what the network returns"
 
     def _why_not(self, name: str) -> str:
         """Why a layer cannot read fewer parts; empty where it can."""
@@ -187,7 +245,7 @@ class Finder:
         name = step.module
         entering = self.graph.parents(step.outputs[0])
         if len(entering) != 1:
-            return "it reads more than one tensor"
+            return f"{name} reads what it makes together with another tensor"
         layer = self.layers[name]
         is_map = isinstance(layer, nn.Conv1d | nn.Conv2d)
         chain = self._trace(entering[0], is_map=is_map)
@@ -220,21 +278,18 @@ class Finder:
         return ""
 
     def _trace(self, value: int, *, is_map: bool) -> Chain | str:
-        """The way back to the layers that made a tensor, with channels second (in a map) or last."""
+        """The way back to the layers that made a tensor; channels are second in a map, or last.
+
+        Where there is no such way, the reason in words.
+        """
         if self.readers[value] > 1:
-            return "what it reads is read elsewhere too, as in a residual stream"
+            return "what it makes is read in more than one place, as in a residual stream"
         step = self.graph.step(value)
         if step is None:
             return "it reads the input"
-        layer = self.layers.get(step.module)
         parents = self.graph.parents(value)
         if is_weighted(step):
-            if _is_depthwise(layer) and self.calls[step.module] == 1:
-                return self._further(parents[0], step.module, is_map=is_map)
-            reason = self._why_not(step.module)
-            if isinstance(layer, nn.Conv1d | nn.Conv2d) != is_map and len(step.inputs) > 1:
-                reason = reason or "a reshape stands between it and the layer before"
-            return reason or Chain((step.module,))
+            return self._at_layer(step, parents, is_map=is_map)
         if step.name in _BATCH_NORMS:
             return self._further(parents[0], step.module, is_map=is_map)
         if step.module in self.activations:
@@ -244,14 +299,28 @@ class Finder:
         if step.name == "mul" and len(parents) == 2:
             return self._gated(parents, is_map=is_map)
         if len(parents) != 1:
-            return f"{step.name} mixes several tensors"
+            mixed = "is added to" if step.name == "add" else f"is mixed by {step.name} with"
+            return f"what it makes {mixed} other tensors, as in a residual stream"
 
         return self._through(step, value, parents[0], is_map=is_map)
+
+    def _at_layer(self, step: Step, parents: Sequence[int], *, is_map: bool) -> Chain | str:
+        """The layer that made a tensor.
+
+        Where that treats every channel by itself, the way goes further back.
+        """
+        layer = self.layers.get(step.module)
+        if _is_depthwise(layer) and self.calls[step.module] == 1:
+            return self._further(parents[0], step.module, is_map=is_map)
+        reason = self._why_not(step.module)
+        if isinstance(layer, nn.Conv1d | nn.Conv2d) != is_map and len(step.inputs) > 1:
+            reason = reason or "a reshape stands between it and the layer that reads it"
+        return reason or Chain((step.module,))
 
     def _further(self, value: int, module: str, *, is_map: bool) -> Chain | str:
         """The way back through a layer that treats every channel by itself."""
         if module in self.altered:
-            return f"{module} stands before it, and {self.altered[module]}"
+            return f"{module}, which comes after it, cannot be cut ({self.altered[module]})"
         chain = self._trace(value, is_map=is_map)
         return chain.after(module) if isinstance(chain, Chain) else chain
 
@@ -287,7 +356,8 @@ class Finder:
             return self._trace(parent, is_map=True)
         if step.name in _VIEWS:
             return self._view(before, after, parent, is_map=is_map)
-        return f"{step.name} stands between it and the layer before"
+        between = "a layer norm" if step.name == "native_layer_norm" else step.name
+        return f"{between} stands between it and the layer that reads it"
 
     def _view(self, before: Any, after: Any, parent: int, *, is_map: bool) -> Chain | str:
         """A reshape: tokens laid end to end, or a map made a vector."""
@@ -299,10 +369,13 @@ class Finder:
             return replace(chain, spread=chain.spread * before[2] * before[3])
         if not is_map and before[-1] == after[-1]:
             return self._trace(parent, is_map=False)
-        return "a reshape stands between it and the layer before"
+        return "a reshape stands between it and the layer that reads it"
 
-    def _heads(self, value: int, consumer: str) -> Group | None:
-        """Heads of attention that an output projection reads."""
+    def _heads(self, value: int, consumer: str) -> Group | str | None:
+        """Heads of attention that an output projection reads, or why they stay.
+
+        None where there are no heads.
+        """
         heads = self.graph.heads_behind(value)
         if heads is None or heads.count < 2:
             return None
@@ -314,6 +387,8 @@ class Finder:
         )
         layer = self.layers[consumer]
         columns = n_columns(layer)
+        if any(n_outputs(self.layers[name]) < columns for name in producers):
+            return "several heads share their keys and values"
         fits = all(
             n_outputs(self.layers[name]) % columns == 0 and not self._why_not(name)
             for name in producers
@@ -375,7 +450,10 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
 def is_plain_layer(layer: nn.Module) -> bool:
-    """Whether a layer is W h + b over all channels: linear, a convolution, or the linear layer of GPT-2."""
+    """Whether a layer is W h + b over all channels.
+
+    It is a linear layer, a convolution, or the linear layer of GPT-2.
+    """
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
         return (
             layer.groups == 1

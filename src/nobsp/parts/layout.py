@@ -31,7 +31,10 @@ class Layout:
 
 
 def find_layout(two: Tensor, three: Tensor, flipped: Tensor) -> Layout | None:
-    """The layout of a tensor from batches of two rows, of three, and of the two in the other order."""
+    """The layout of a tensor, from batches of two rows, of three, and of the two swapped.
+
+    None where rows cannot be told apart.
+    """
     if two.ndim != three.ndim:
         return None
     sizes = zip(two.shape, three.shape, strict=True)

@@ -1,14 +1,14 @@
-"""What a layer reads, and what is wanted of it, added up over rows; and the weights that follow from it.
+"""What a layer reads and what is wanted of it, added up over rows, and the weights that follow.
 
-With h the columns that a layer reads, W the weights it has and u the outputs that are wanted of it, the columns S that
-stay take over by
+With h the columns that a layer reads, W the weights it has and u the outputs that are wanted of it,
+the columns S that stay take over by
 
     min over δ of  E‖u − h_S (W_S + δ)‖² + λ ‖δ‖²,
 
-means apart. The ridge λ holds weights where they are. Too little of it costs nothing as long as nothing changes, and
-lets weights grow in directions in which h hardly varies: the loss then bends so sharply that the first steps of
-training throw the network out of its minimum. So λ is the largest of a few for which rows that were not fitted to are
-told nearly as well as by the smallest.
+means apart. The ridge λ holds weights where they are. Too little of it costs nothing as long as
+nothing changes, and lets weights grow in directions in which h hardly varies: the loss then bends
+so sharply that the first steps of training throw the network out of its minimum. So λ is the
+largest of a few for which rows that were not fitted to are told nearly as well as by the smallest.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from nobsp.parts.removal import RIDGE, with_ridge
 
-# Ridges that are tried, as shares of the mean of the diagonal of G, the firmest first. Firmer ones cost accuracy, and
-# training is no safer with them.
+# Ridges that are tried, as shares of the mean of the diagonal of G, the firmest first. Firmer ones
+# cost accuracy, and training is no safer with them.
 RIDGES = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, RIDGE)
 # How much larger than that of the smallest ridge an error on held-out rows may be.
 _NEARLY = 0.1
@@ -82,6 +82,8 @@ class LayerMoments:
 
     def add(self, columns: Tensor, outputs: Tensor) -> None:
         """Rows of a batch, (rows, positions, columns) and (rows, positions, outputs)."""
+        columns = in_single(columns)
+        outputs = in_single(outputs)
         if self._shift is None:
             self._shift = columns.flatten(0, 1).mean(0)
         middle = (len(columns) + 1) // 2
@@ -145,13 +147,22 @@ class LayerMoments:
 
         Args:
             stays: The columns that stay.
-            metric: Errors e of the outputs cost eᵀ M e, with M this matrix; their squares by default.
+            metric: Errors e of the outputs cost eᵀ M e, with M this matrix; their squares by
+                default.
             least_ridge: A bound for the ridge, as a share of the mean of the diagonal of G.
         """
         task = _Task.of(self.total, self.matrix, stays)
         halves = [_Task.of(half, self.matrix, stays) for half in self._halves.values()]
         ridge = max(least_ridge, _choose_ridge(halves, metric))
         return TakeOver(self.matrix[stays] + task.step(ridge), ridge)
+
+
+def in_single(values: Tensor) -> Tensor:
+    """Numbers in single precision at least.
+
+    Sums in half precision would be nothing but rounding.
+    """
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +175,10 @@ class TakeOver:
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """What δ has to make up for: t = e + h_gone W_gone, what is wanted less what the columns that stay give now."""
+    """What δ has to make up for: t = e + h_gone W_gone.
+
+    This is what is wanted less what the columns that stay give now.
+    """
 
     gram: Tensor  # of the columns that stay
     crossed: Tensor  # of these and t

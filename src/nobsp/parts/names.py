@@ -14,6 +14,9 @@ from nobsp.parts.stream import Branch, Heads, Join, Stream
 
 # A layer of a repeated kind has a number in its name: blocks.3, encoder_layer_3, layer2.1.
 _NUMBERED = re.compile(r"\d")
+_ANY_NUMBER = re.compile(r"\d+")
+# A word of a name that is nothing but a number.
+_WHOLE_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 @dataclass(frozen=True)
@@ -82,19 +85,52 @@ def name_parts(stream: Stream, *, split_heads: bool = True) -> tuple[Part, ...]:
 
 
 def _blocks_of(branches: Sequence[Branch]) -> dict[int, tuple[str, int]]:
-    """The block of every branch, by its value: a numbered layer, and the round where one layer adds in a loop.
+    """The block of every branch, by its value: a numbered layer, and the round.
 
-    Layers of the same name but for numbers, `attention.0.out` and `attention.1.out`, belong to different rounds.
+    Where one layer adds in a loop, the round tells its turns apart.
+
+    Layers of the same name but for numbers, `attention.0.out` and `attention.1.out`, belong to
+    different rounds. Inside a numbered layer `ls1` and `ls2` do not: there the number tells
+    sublayers of one block apart.
     """
-    rounds: Counter[tuple[str, str]] = Counter()
+    rounds: Counter[tuple[str, str, bool]] = Counter()
     blocks = {}
+    names = _block_names(branches)
     for branch in branches:
-        block = _block_name(branch.block)
+        block = names[branch.value]
         inside = branch.module.removeprefix(block)
-        template = (block, re.sub(r"\d+", "#", inside))
+        counted = _WHOLE_NUMBER if _NUMBERED.search(block) else _ANY_NUMBER
+        # Attention and what is none are no rounds of the same.
+        template = (block, counted.sub("#", inside), branch.attends)
         blocks[branch.value] = (block, rounds[template])
         rounds[template] += 1
     return blocks
+
+
+def _block_names(branches: Sequence[Branch]) -> dict[int, str]:
+    """The numbered layer of every branch, by its value.
+
+    Where attention and the MLP behind it are numbered layers each, `block.0.layer.0` and
+    `block.0.layer.1` of T5, it is the numbered layer that both are inside of.
+    """
+    names = {branch.value: _block_name(branch.block) for branch in branches}
+    inside: dict[str, list[Branch]] = {}
+    for branch in branches:
+        outer = _block_name(names[branch.value].rpartition(".")[0])
+        inside.setdefault(outer, []).append(branch)
+    for outer, members in inside.items():
+        *first, last = members
+        own = {names[member.value] for member in members}
+        is_one_block = (
+            _NUMBERED.search(outer)
+            and first
+            and all(member.attends for member in first)
+            and not last.attends
+            and len(own) == len(members)
+        )
+        if is_one_block:
+            names.update((member.value, outer) for member in members)
+    return names
 
 
 def name_units(source: Source, kind: str, module: str) -> tuple[Part, ...]:
@@ -120,7 +156,10 @@ def merge_blocks(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def _block_name(module: str) -> str:
-    """The numbered layer that a layer is inside of: `encoder.layer.3` for `encoder.layer.3.attention.output`."""
+    """The numbered layer that a layer is inside of.
+
+    For `encoder.layer.3.attention.output` it is `encoder.layer.3`.
+    """
     words = module.split(".")
     numbered = [position for position, word in enumerate(words) if _NUMBERED.search(word)]
     return ".".join(words[: numbered[-1] + 1]) if numbered else module

@@ -145,7 +145,9 @@ _LINKS = frozenset(("_softmax", "_log_softmax", "softmax", "log_softmax", "sigmo
 
 
 def is_linear(step: Step, active: frozenset[int], *, jointly: bool = False) -> bool:
-    """Whether what a step returns is linear, up to a constant, in the one tensor of the input's that it reads.
+    """Whether a step's result is linear, up to a constant, in the one active tensor that it reads.
+
+    Active tensors are those that depend on the input.
 
     `jointly` also counts sums of several such tensors.
     """
@@ -191,7 +193,7 @@ def is_link(step: Step) -> bool:
 
 
 def is_join(step: Step, active: frozenset[int]) -> bool:
-    """Whether a step adds, or puts beside each other, at least two tensors that depend on the input."""
+    """Whether a step adds, or puts side by side, two or more tensors that depend on the input."""
     several = sum(number in active for number in step.inputs) > 1
     if not several:
         return False
@@ -203,8 +205,8 @@ def is_join(step: Step, active: frozenset[int]) -> bool:
 def active_values(tape: Tape) -> frozenset[int]:
     """Numbers of the real-valued tensors that depend on the input.
 
-    Whole numbers made of the input (positions, masks, lengths) only tell where to look; what is looked up in a table
-    by them begins anew.
+    Whole numbers made of the input (positions, masks, lengths) only tell where to look; what is
+    looked up in a table by them begins anew.
     """
     reached = {tape.source}
     source = tape.values[tape.source]

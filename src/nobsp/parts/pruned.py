@@ -45,10 +45,12 @@ class Size:
 
 @dataclass(frozen=True)
 class PrunedLayer:
-    """A layer that reads fewer parts than it did."""
+    """A layer that lost parts."""
 
-    name: str  # the layer that reads the parts
-    made_by: tuple[str, ...]  # the layers that made them
+    # the layer that had the parts: the one that makes them, or the attention with these heads
+    name: str
+    made_by: tuple[str, ...]  # the layers that make them, each of which has fewer outputs now
+    read_by: str  # the layer that reads them, which has fewer inputs now
     kind: str  # "units", "channels" or "heads"
     before: int
     after: int
@@ -59,7 +61,7 @@ class PrunedLayer:
 
 @dataclass(frozen=True)
 class WholeLayer:
-    """A layer that reads all it did."""
+    """A layer that kept all its parts."""
 
     name: str
     reason: str
@@ -79,14 +81,17 @@ class Pruned:
 
     Attributes:
         model: The smaller network, an ordinary module in evaluation mode.
-        layers: The layers that became smaller.
-        left_whole: The layers that did not, each with the reason.
-        expected_change: Mean squared change of the outputs that was foreseen, as a share of their variance; NaN where
-            they do not vary on held-out rows. It means nothing where `is_foreseen` is False, and is too small where
-            many layers lose much: `measured_change` is what to go by.
+        layers: The layers that lost units, channels or heads.
+        left_whole: The layers that kept all of theirs, each with the reason.
+        expected_change: Mean squared change of the outputs that was foreseen, as a share of their
+            variance; NaN where they do not vary on held-out rows. It means nothing where
+            `is_foreseen` is False, and is too small where many layers lose much: `measured_change`
+            is what to go by.
         measured_change: The same, measured on held-out rows.
-        same_class: Share of held-out rows whose largest output is the same; None where outputs are not (rows, classes).
-        accuracy: On held-out rows before and after, where labels were given and outputs are (rows, classes).
+        same_class: Share of held-out rows whose largest output is the same; None where outputs are
+            not (rows, classes).
+        accuracy: On held-out rows before and after, where labels were given and outputs are (rows,
+            classes).
         parameters: How many, before and after.
         multiplications: How many per row, before and after.
         held_out_rows: How many rows the measurements are of.
@@ -109,7 +114,9 @@ class Pruned:
 
     @property
     def is_foreseen(self) -> bool:
-        """Whether `expected_change` means anything: layers that read more numbers than rows can tell fit these rows.
+        """Whether `expected_change` means anything.
+
+        It does not where layers read more numbers than rows can tell, and so fit these rows.
 
         Their costs are then far too small, down to none at all.
         """
@@ -117,14 +124,20 @@ class Pruned:
 
     @property
     def same_class_interval(self) -> tuple[float, float] | None:
-        """Clopper and Pearson's 95% interval of `same_class`: how much so many held-out rows can tell."""
+        """Clopper and Pearson's 95% interval of `same_class`; None where that is None.
+
+        It says how much as many held-out rows as there are can tell.
+        """
         if self.same_class is None:
             return None
         return clopper_pearson(self.same_class * self.held_out_rows, self.held_out_rows, 0.95)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What to know before the smaller network is used: too few rows, a budget missed, what was not measured."""
+        """What to know before the smaller network is used.
+
+        There may be too few rows, a budget missed, or something that was not measured.
+        """
         candidates = (
             self._few_rows(),
             self._missed_budget(),
@@ -140,8 +153,9 @@ class Pruned:
             return None
         worst = min(few, key=lambda layer: layer.rows_per_column)
         message = (
-            f"{count(len(few), 'layer')} had fewer than {_FEW_ROWS} calibration rows for each number they read "
-            f"({worst.name!r}: {worst.rows_per_column:.1f}), so that what was foreseen means nothing; pass more rows."
+            f"{count(len(few), 'layer')} had fewer than {_FEW_ROWS} calibration rows for each "
+            f"number they read ({worst.read_by!r}: {worst.rows_per_column:.1f}), so that what was "
+            "foreseen means nothing; pass more rows."
         )
         return Finding("warning", "few_rows", worst.name, message)
 
@@ -153,7 +167,8 @@ class Pruned:
             return None
         message = (
             f"the budget of {percent(self.budget.share)} of {self.budget.of} was not reached, "
-            f"{percent(size.ratio)} are left: every part that can go is gone, or layers stay whole (left_whole)."
+            f"{percent(size.ratio)} are left: every part that can go is gone, or layers stay whole "
+            "(left_whole)."
         )
         return Finding("warning", "budget_missed", "", message)
 
@@ -161,22 +176,26 @@ class Pruned:
         if not math.isnan(self.measured_change):
             return None
         message = (
-            f"the change is not measurable: outputs do not vary over {count(self.held_out_rows, 'held-out row')}; "
-            "pass more rows, or a larger held_out."
+            "the change is not measurable: outputs do not vary over "
+            f"{count(self.held_out_rows, 'held-out row')}; pass more rows, or a larger held_out."
         )
         return Finding("warning", "not_measurable", "", message)
 
     def _unused_labels(self) -> Finding | None:
         if not self.unused_labels:
             return None
-        message = "accuracy was not measured: the model does not return (rows, classes), so y was not used."
+        message = (
+            "accuracy was not measured: the model does not return (rows, classes), so y was not "
+            "used."
+        )
         return Finding("warning", "labels_not_used", "", message)
 
     def export(self, X: ArrayLike) -> torch.export.ExportedProgram:
         """The smaller network as a program of `torch.export`, for batches of any size.
 
-        Language models return the keys and values of all tokens beside their outputs, which no program can: it is
-        made without them, as `use_cache=False` does. It is of evaluation mode. The network itself is left as it is.
+        Language models return the keys and values of all tokens beside their outputs, which no
+        program can: it is made without them, as `use_cache=False` does. It is of evaluation mode.
+        The network itself is left as it is.
 
         Args:
             X: Rows as the network takes them, two or more.
@@ -186,7 +205,9 @@ class Pruned:
 
         Example:
             >>> import torch, nobsp
-            >>> model = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+            >>> model = torch.nn.Sequential(
+            ...     torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2)
+            ... )
             >>> rows = torch.randn(500, 4)
             >>> program = nobsp.prune(model, rows, keep=0.5).export(rows)
             >>> tuple(program.module()(rows[:7]).shape)
@@ -202,9 +223,13 @@ class Pruned:
             return torch.export.export(self.model, (example,), dynamic_shapes=({0: batch},))
 
     def to_frame(self) -> NativeFrame:
-        """One line per layer: what went and what it cost, as a pandas frame, or else a polars one."""
+        """One line per layer, what went and what it cost, in a pandas frame, or a polars one.
+
+        It is a polars frame where pandas is missing.
+        """
         columns = {
             "layer": np.array([layer.name for layer in self.layers]),
+            "read_by": np.array([layer.read_by for layer in self.layers]),
             "kind": np.array([layer.kind for layer in self.layers]),
             "before": np.array([layer.before for layer in self.layers]),
             "after": np.array([layer.after for layer in self.layers]),
@@ -238,8 +263,8 @@ class Pruned:
 
     def __repr__(self) -> str:
         lines = [
-            f"Pruned({count(len(self.layers), 'layer')} smaller, {percent(self.parameters.ratio)} of parameters and "
-            f"{percent(self.multiplications.ratio)} of multiplications left)",
+            f"Pruned({count(len(self.layers), 'layer')} smaller, {percent(self.parameters.ratio)} "
+            f"of parameters and {percent(self.multiplications.ratio)} of multiplications left)",
             *self._describe_held_out(),
         ]
         if self.findings:
@@ -273,7 +298,10 @@ class Pruned:
 
 @contextmanager
 def _in_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """A program has no modes: dropout must not become part of it where the network was just trained."""
+    """Keeps a network in evaluation mode.
+
+    A program has no modes: dropout must not become part of it where the network was just trained.
+    """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

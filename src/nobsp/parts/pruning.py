@@ -1,4 +1,7 @@
-"""A smaller network: parts with the smallest unique contribution go, and the others take over what they shared."""
+"""A smaller network: parts with the least unique contribution go, and the others take over.
+
+They take over what they shared with the parts that go.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from nobsp.parts.altered import altered_layers
 from nobsp.parts.anatomy import NoPartsError
 from nobsp.parts.attention import restore_whole, split_attention
 from nobsp.parts.groups import Finder, Group
-from nobsp.parts.moments import LayerMoments
+from nobsp.parts.moments import LayerMoments, in_single
 from nobsp.parts.pruned import Budget, Pruned, PrunedLayer, Size, WholeLayer
 from nobsp.parts.removal import RIDGE, Removal, columns_of, remove_parts
 from nobsp.parts.running import (
@@ -102,19 +105,22 @@ def prune(
 ) -> Pruned:
     """Makes a network smaller without retraining it and without labels.
 
-    Units of MLPs, inner channels of residual blocks and bottlenecks (depthwise ones with their pair), MLP units and
-    attention heads of transformers are taken out by their unique contribution: what no other part of the layer can
-    give. The others take over what they shared. Layer after layer, each on what the smaller layers before it give.
+    Units of MLPs, inner channels of residual blocks and bottlenecks (depthwise ones with their
+    pair), MLP units and attention heads of transformers are taken out by their unique contribution:
+    what no other part of the layer can give. The others take over what they shared. Layer after
+    layer, each on what the smaller layers before it give.
 
     Args:
         model: A torch model that takes X as one tensor. It is left as it is.
-        X: Rows to calibrate on; some hundred images, or as many rows as the widest layer has units, times four.
-        keep: The share of parts that stays in every layer; 0.5 where neither this nor a budget is given.
-        budget: The share of multiplications or parameters that stays, shared out over layers by what each removal
-            costs at the outputs.
+        X: Rows to calibrate on; some hundred images, or as many rows as the widest layer has units,
+            times four.
+        keep: The share of parts that stays in every layer; 0.5 where neither this nor a budget is
+            given.
+        budget: The share of multiplications or parameters that stays, shared out over layers by
+            what each removal costs at the outputs.
         budget_of: What the budget counts: "multiplications" or "parameters".
-        y: Labels of X, numbers of classes from 0; only to measure accuracy on held-out rows, where the model returns
-            (rows, classes).
+        y: Labels of X, numbers of classes from 0; only to measure accuracy on held-out rows, where
+            the model returns (rows, classes).
         protect: Names of layers that stay whole, with all inside them.
         held_out: The share of rows on which the change is measured, and nothing is fitted.
         batch_size: Rows at a time.
@@ -128,7 +134,9 @@ def prune(
 
     Example:
         >>> import torch, nobsp
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2)
+        ... )
         >>> small = nobsp.prune(model, torch.randn(500, 4), keep=0.5)
         >>> small.model[0]
         Linear(in_features=4, out_features=16, bias=True)
@@ -194,22 +202,14 @@ def _prune(
     recipe: Recipe,
 ) -> Pruned:
     """Reads the arguments, finds the parts, takes them out and measures."""
-    require_number("held_out", held_out, above=0, below=1)
-    require_whole_number("batch_size", batch_size)
-    require_whole_number("seed", seed, least=0)
-    if seed > _LARGEST_SEED:
-        raise ValueError(f"seed must be at most {_LARGEST_SEED}, found {seed}.")
+    _require_numbers(held_out, batch_size, seed)
     share = _share_to_keep(keep, budget, budget_of)
 
     module = module_of(model)
     rows = read_rows(module, X, name="X", batch_size=batch_size)
     require_deterministic(module, rows)
-    with evaluation_mode(module) as run:
-        answer = result_of(run(next(rows.batches())))
-    if not answer.is_floating_point():
-        raise TypeError(f"model answers {answer.dtype}, and only real numbers have slopes.")
+    n_classes = _count_classes(module, rows)
     split = _split(len(rows.tensor), held_out, int(seed))
-    n_classes = answer.shape[1] if answer.ndim == 2 and answer.shape[1] > 1 else None
     labels = None if y is None else _labels(y, len(rows.tensor), n_classes)[split.unseen]
     seen = Rows(rows.tensor[split.seen], rows.device, batch_size)
     unseen = Rows(rows.tensor[split.unseen], rows.device, batch_size)
@@ -223,7 +223,7 @@ def _prune(
     else:
         counts = [max(1, math.ceil(group.count * share - 1e-9)) for group in groups]
     small, layers, failed = surgeon.operate(copy.deepcopy(whole), counts)
-    restore_whole(small, original, {layer.name.rpartition(".")[0] for layer in layers})
+    restore_whole(small, original, {layer.read_by.rpartition(".")[0] for layer in layers})
     return _result(
         original,
         small,
@@ -234,6 +234,24 @@ def _prune(
         left_whole=(*left_whole, *failed),
         budget=share if isinstance(share, Budget) else None,
     )
+
+
+def _require_numbers(held_out: float, batch_size: int, seed: int) -> None:
+    """Raises where a number cannot be meant."""
+    require_number("held_out", held_out, above=0, below=1)
+    require_whole_number("batch_size", batch_size)
+    require_whole_number("seed", seed, least=0)
+    if seed > _LARGEST_SEED:
+        raise ValueError(f"seed must be at most {_LARGEST_SEED}, found {seed}.")
+
+
+def _count_classes(module: nn.Module, rows: Rows) -> int | None:
+    """How many classes a model tells apart; None where its answers are not of classes."""
+    with evaluation_mode(module) as run:
+        answer = result_of(run(next(rows.batches())))
+    if not answer.is_floating_point():
+        raise TypeError(f"model answers {answer.dtype}, and only real numbers have slopes.")
+    return answer.shape[1] if answer.ndim == 2 and answer.shape[1] > 1 else None
 
 
 def _share_to_keep(keep: float | None, budget: float | None, budget_of: BudgetOf) -> float | Budget:
@@ -268,13 +286,13 @@ def _labels(y: ArrayLike, n_rows: int, n_classes: int | None) -> Tensor:
     values = np.asarray(array_of(y, name="y"))
     if values.shape != (n_rows,) or values.dtype.kind not in "iub":
         raise ValueError(
-            f"y must hold the number of a class, counted from 0, for each of {n_rows} rows, found the shape "
-            f"{values.shape} and dtype {values.dtype}."
+            f"y must hold the number of a class, counted from 0, for each of {n_rows} rows, found "
+            f"the shape {values.shape} and dtype {values.dtype}."
         )
     if n_classes is not None and not (values.min() >= 0 and values.max() < n_classes):
         raise ValueError(
-            f"y must hold numbers of classes from 0 to {n_classes - 1}, as many as the model has outputs, found "
-            f"{values.min()} to {values.max()}."
+            f"y must hold numbers of classes from 0 to {n_classes - 1}, as many as the model has "
+            f"outputs, found {values.min()} to {values.max()}."
         )
     return torch.from_numpy(values.astype(np.int64))
 
@@ -285,13 +303,14 @@ def _copied(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module).eval()
     except Exception as failure:
         raise ValueError(
-            f"model cannot be copied ({failure}), and it is not changed itself. Of layers with the older weight_norm "
-            "or spectral_norm take it off first, or use those of torch.nn.utils.parametrizations."
+            f"model cannot be copied ({failure}), and it is not changed itself. Of layers with the "
+            "older weight_norm or spectral_norm take it off first, or use those of "
+            "torch.nn.utils.parametrizations."
         ) from failure
 
 
 def _with_heads(original: nn.Module, rows: Rows) -> nn.Module:
-    """A copy whose heads can be told apart; a plain one where that does not give the same outputs."""
+    """A copy whose heads can be told apart; a plain one if that gives other outputs."""
     split = split_attention(original)
     probe = rows.tensor[:2].to(rows.device)
     return split if _agree(original, split, probe) else copy.deepcopy(original)
@@ -312,13 +331,15 @@ def _find_groups(
     removable = []
     for group in groups:
         if any(_is_inside(name, protected) for name in (group.consumer, *group.producers)):
-            left_whole.append(WholeLayer(group.consumer, "it is protected"))
+            left_whole.append(WholeLayer(group.name, "it is protected"))
         elif group.count < 2:
-            left_whole.append(WholeLayer(group.consumer, "it reads one part only"))
+            left_whole.append(WholeLayer(group.name, "it has one part only"))
         else:
             removable.append(group)
     if not removable:
-        reasons = "; ".join(f"{layer.name}: {layer.reason}" for layer in left_whole[:5])
+        reasons = "; ".join(
+            f"{layer.name or 'the model itself'}: {layer.reason}" for layer in left_whole[:5]
+        )
         raise NoPartsError(f"no part of this model can be taken out ({reasons}).")
     return removable, tuple(left_whole)
 
@@ -357,7 +378,10 @@ def _is_inside(name: str, protected: Iterable[str]) -> bool:
 
 
 class _Reached(BaseException):
-    """Ends a forward pass at the layer that was to be seen; no `except Exception` of a model keeps it."""
+    """Ends a forward pass at the layer that was to be seen.
+
+    No `except Exception` of a model keeps it.
+    """
 
 
 @dataclass(eq=False)
@@ -382,7 +406,8 @@ class _Surgeon:
 
     def __post_init__(self) -> None:
         self.metrics = self._metrics()
-        # Without gradients and last: weights that a hook computed with gradients could not be copied.
+        # Without gradients and last: weights that a hook computed with gradients could not be
+        # copied.
         self.samples = self._sample_whole()
 
     def operate(
@@ -399,8 +424,8 @@ class _Surgeon:
             alive, cost = self._choose(moments, group, count)
             smaller = _cut(small, group, alive, self._probe())
             if smaller is None:
-                reason = "its forward pass does not take fewer parts"
-                failed.append(WholeLayer(group.consumer, reason))
+                reason = "the network does not run with fewer of its parts"
+                failed.append(WholeLayer(group.name, reason))
                 continue
             small = smaller
             if self.recipe.takes_over:
@@ -408,8 +433,9 @@ class _Surgeon:
             layers.append(
                 PrunedLayer(
                     rows_per_column=moments.total.rows / (group.count * group.width),
-                    name=group.consumer,
+                    name=group.name,
                     made_by=group.producers,
+                    read_by=group.consumer,
                     kind=group.kind,
                     before=group.count,
                     after=len(alive),
@@ -447,7 +473,19 @@ class _Surgeon:
             moments = self._moments(self.whole, group)
             removal = self._remove(moments, group, 1)
             curves.append(Curve(group, removal.costs))
-        return share_out(self.whole, self._probe()[:1], curves, budget=budget, budget_of=budget_of)
+
+        def measure(model: nn.Module) -> int:
+            is_work = budget_of == "multiplications"
+            return _multiplications(model, self.rows) if is_work else _parameters(model)
+
+        return share_out(
+            self.whole,
+            self._probe()[:1],
+            curves,
+            budget=budget,
+            budget_of=budget_of,
+            measure=measure,
+        )
 
     def _probe(self) -> Tensor:
         return self.rows.tensor[:2].to(self.rows.device)
@@ -486,7 +524,7 @@ class _Surgeon:
         return samples
 
     def _moments(self, small: nn.Module, group: Group) -> LayerMoments:
-        """Products of what a layer of the smaller network reads, and of what the whole one returns there."""
+        """Products of what a layer reads in the smaller network and returns in the whole one."""
         sample = self.samples[group.consumer]
         layer = dict(small.named_modules())[group.consumer]
         entering: list[Tensor] = []
@@ -503,11 +541,11 @@ class _Surgeon:
                     small(batch)
                 columns = columns_entering(layer, entering[0])[:, sample.positions[number]]
                 bias = layer.bias.detach().cpu() if isinstance(layer.bias, Tensor) else 0.0
-                moments.add(columns.cpu(), sample.outputs[number] - bias)
+                moments.add(columns.cpu(), in_single(sample.outputs[number]) - bias)
         return moments
 
     def _metrics(self) -> dict[str, Tensor]:
-        """E JᵀJ of every consumer: what errors of its outputs cost at the outputs of the network."""
+        """E JᵀJ of every consumer: what errors of its outputs cost at the network's outputs."""
         layers = dict(self.whole.named_modules())
         names = [group.consumer for group in self.groups]
         if not self.recipe.at_outputs:
@@ -554,7 +592,7 @@ def _add_products(
 ) -> None:
     if slope is None:
         return
-    rows = outputs_leaving(layer, slope).flatten(0, 1)
+    rows = in_single(outputs_leaving(layer, slope).flatten(0, 1))
     products = (rows.T @ rows).to("cpu", torch.float64)
     sums[name] = sums[name] + products if name in sums else products
 
@@ -570,7 +608,10 @@ def _positions_per_row(group: Group, n_rows: int) -> int:
 
 
 def _cut(small: nn.Module, group: Group, alive: Tensor, probe: Tensor) -> nn.Module | None:
-    """A copy without the parts that go; None where the model does not run as it would with zeros for them."""
+    """A copy without the parts that go.
+
+    None where the model does not run as it would with zeros for them.
+    """
     masked = copy.deepcopy(small)
     consumer = dict(masked.named_modules())[group.consumer]
     matrix = matrix_of(consumer)

@@ -1,12 +1,14 @@
-"""Removing parts of a layer by their unique contribution, and letting the rest take over what they shared.
+"""Removes parts of a layer by their unique contribution; the rest takes over what they shared.
 
-A layer reads parts (units, channels with their taps, heads) h = [h_1 … h_C], each of k columns, and returns u = h W.
-Over calibration rows, with G = hᵀh (centred), what part p contributes that no other part can give has the energy
+A layer reads parts (units, channels with their taps, heads) h = [h_1 … h_C], each of k columns, and
+returns u = h W. Over calibration rows, with G = hᵀh (centred), what part p contributes that no
+other part can give has the energy
 
     unique_p = ‖(I − P_others) h_p W_p‖² = tr(W_pᵀ ([G⁻¹]_pp)⁻¹ W_p),
 
-the oblique projection with parts in the place of features. It is, exactly, the least squares error that removing p
-leaves when the others are fitted anew. So the smallest is removed, the others take over,
+the oblique projection with parts in the place of features. It is, exactly, the least squares error
+that removing p leaves when the others are fitted anew. So the smallest is removed, the others take
+over,
 
     W ← W − G⁻¹[:, p] ([G⁻¹]_pp)⁻¹ W_p,    G⁻¹ ← G⁻¹ − G⁻¹[:, p] ([G⁻¹]_pp)⁻¹ G⁻¹[p, :],
 
@@ -22,8 +24,8 @@ from torch import Tensor
 
 # Ridge as a share of the mean of the diagonal of G.
 RIDGE = 1e-4
-# Parts that are removed between two looks at all of them, as a share of all: their neighbours' contributions hardly
-# shrink meanwhile, and the large products are done for several at once.
+# Parts that are removed between two looks at all of them, as a share of all: their neighbours'
+# contributions hardly shrink meanwhile, and the large products are done for several at once.
 _AT_ONCE = 1 / 64
 # Among how many times as many the next are chosen, one by one, with exact contributions.
 _CANDIDATES = 4
@@ -130,7 +132,10 @@ def _unique(blocks: Tensor, weight: Tensor, width: int) -> Tensor:
 def _choose(
     inverse: Tensor, weight: Tensor, candidates: Tensor, step: int, width: int, root: Tensor | None
 ) -> tuple[list[int], list[float]]:
-    """The next parts to go, one by one; of G⁻¹ and W only what belongs to the candidates is needed for it."""
+    """The next parts to go, one by one, and what each costs.
+
+    Only what belongs to the candidates is needed of G⁻¹ and W.
+    """
     columns = columns_of(candidates, width)
     own = inverse[columns][:, columns]
     parts = _measured(weight[columns], root)

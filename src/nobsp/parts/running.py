@@ -20,7 +20,8 @@ from nobsp.network.readout import checked, outputs_of, require_function_of_row, 
 from nobsp.parts.tape import Tape, recording
 
 Target: TypeAlias = "int | Sequence[int] | Callable[[Any], Tensor] | None"
-# Outputs that are explained where nobody chose: of more than these, those that rows are predicted as.
+# Outputs that are explained where nobody chose: of more than these, those that rows are predicted
+# as.
 _MOST_OUTPUTS = 10
 
 
@@ -38,7 +39,10 @@ class Rows:
             yield some.to(self.device, copy=True)
 
     def batches_of_several(self) -> Iterator[Tensor]:
-        """The same with at least two rows each, since torch takes other steps for a single one; that is doubled."""
+        """The same with at least two rows each; a single row is doubled.
+
+        Torch takes other steps for a single row.
+        """
         n_rows = len(self.tensor)
         if n_rows == 1:
             yield torch.cat([self.tensor, self.tensor]).to(self.device)
@@ -52,7 +56,8 @@ def read_rows(model: nn.Module, X: ArrayLike, *, name: str, batch_size: int) -> 
     """Rows from a tensor, an array or a frame; an error where they are no numbers."""
     refuse_unreadable(X, name=name)
     if isinstance(X, Tensor):
-        # Other layouts, such as images with channels last, become views that no part can be followed through.
+        # Other layouts, such as images with channels last, become views that no part can be
+        # followed through.
         tensor = X.detach().contiguous()
         if tensor.is_complex() or (tensor.is_floating_point() and tensor.element_size() < 2):
             raise TypeError(f"{name} must be real numbers that can be added, found {tensor.dtype}.")
@@ -65,7 +70,8 @@ def read_rows(model: nn.Module, X: ArrayLike, *, name: str, batch_size: int) -> 
         tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=known))
     if tensor.ndim < 2 or len(tensor) == 0:
         raise ValueError(
-            f"{name} must have at least one row, each with at least one value, found the shape {tuple(tensor.shape)}."
+            f"{name} must have at least one row, each with at least one value, found the shape "
+            f"{tuple(tensor.shape)}."
         )
     bad = first_non_finite(tensor)
     if bad is not None:
@@ -79,7 +85,8 @@ def _as_taken(model: nn.Module, tensor: Tensor, device: torch.device, dtype: tor
     """Real numbers in the model's precision, whole ones as they are where the model takes them."""
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
         return tensor.to(dtype)
-    # Embeddings refuse real numbers and linear layers refuse whole ones, so the model itself gives the answer.
+    # Embeddings refuse real numbers and linear layers refuse whole ones, so the model itself gives
+    # the answer.
     try:
         with evaluation_mode(model) as run:
             run(tensor[:1].to(device, torch.int64))
@@ -118,7 +125,10 @@ def _chosen_by_caller(chosen: object) -> Tensor:
 
 
 def require_deterministic(model: nn.Module, rows: Rows) -> None:
-    """An error where a model cannot take rows, answers NaN or otherwise each time, or depends on the rows beside."""
+    """An error where a model cannot take rows, or its answers cannot be relied on.
+
+    Such answers are NaN, differ each time, or depend on the rows beside.
+    """
     _, dtype = device_and_dtype(model)
     some = rows.tensor[:32]
     with evaluation_mode(model) as run:
@@ -127,7 +137,8 @@ def require_deterministic(model: nn.Module, rows: Rows) -> None:
         except RuntimeError as failure:
             reason = str(failure).splitlines()[0]
             raise ValueError(
-                f"model cannot take rows of X, each of the shape {tuple(some.shape[1:])} ({reason})."
+                f"model cannot take rows of X, each of the shape {tuple(some.shape[1:])} "
+                f"({reason})."
             ) from failure
         if not all(bool(output.isfinite().all()) for output in outputs.values()):
             raise ValueError(
@@ -139,7 +150,10 @@ def require_deterministic(model: nn.Module, rows: Rows) -> None:
 
 
 def choose_outputs(outputs: Tensor, target: Target) -> tuple[int, ...]:
-    """Which outputs are explained: those asked for, all of a few, or those that rows are predicted as."""
+    """Which outputs are explained: those asked for, all of a few, or those that are predicted.
+
+    The last are the outputs that rows are predicted as.
+    """
     n_outputs = outputs.shape[1]
     if target is None or callable(target):
         if n_outputs <= _MOST_OUTPUTS:
@@ -151,13 +165,15 @@ def choose_outputs(outputs: Tensor, target: Target) -> tuple[int, ...]:
     numbers = [target] if isinstance(target, int | np.integer) else target
     if isinstance(numbers, str) or not isinstance(numbers, Sequence) or not numbers:
         raise TypeError(
-            f"target must be an output's number, several, a function or None, found {quote(target)}."
+            "target must be an output's number, several, a function or None, found "
+            f"{quote(target)}."
         )
     for number in numbers:
         whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
         if not whole or not -n_outputs <= number < n_outputs:
             raise ValueError(
-                f"target={quote(target)}: the model has {count(n_outputs, 'output')}, counted from 0."
+                f"target={quote(target)}: the model has {count(n_outputs, 'output')}, counted from "
+                "0."
             )
     return tuple(int(number) % n_outputs for number in numbers)
 

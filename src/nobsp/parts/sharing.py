@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nobsp.parts.groups import Group, n_outputs, weight_of
+from nobsp.parts.surgery import matrix_of, shrink, take_over
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +41,22 @@ def share_out(
     *,
     budget: float,
     budget_of: Literal["multiplications", "parameters"],
+    measure: Callable[[nn.Module], int],
 ) -> list[int]:
-    """How many parts of each layer stay, so that the whole keeps within a share of what it takes now."""
+    """How many parts of each layer stay, so that the whole keeps within `budget`.
+
+    The budget is a share of what the whole takes now.
+
+    Args:
+        model: The whole network.
+        row: One row that it runs on.
+        curves: What removals cost, layer by layer.
+        budget: The share that may stay.
+        budget_of: What is counted.
+        measure: Counts it in a network.
+    """
     sizes = _sizes(model, row, budget_of)
-    total = sum(sizes.values())
     groups = [curve.group for curve in curves]
-    counts = [group.count for group in groups]
     steps = sorted(
         (
             step
@@ -52,13 +65,40 @@ def share_out(
         ),
         key=lambda step: step.slope,
     )
-    for step in steps:
-        for _ in range(step.parts):
-            if _left(sizes, groups, counts) <= budget * total:
-                return counts
-            if counts[step.group] > 1:
-                counts[step.group] -= 1
-    return counts
+    order = [step.group for step in steps for _ in range(step.parts)]
+    total = measure(model)
+
+    def counts_after(removals: int) -> list[int]:
+        gone = Counter(order[:removals])
+        return [group.count - gone[number] for number, group in enumerate(groups)]
+
+    def keeps_within(removals: int) -> bool:
+        counts = counts_after(removals)
+        try:
+            left = measure(_without_parts(model, groups, counts))
+        except (RuntimeError, ValueError, TypeError, AttributeError):
+            # Some layer does not take fewer parts, and stays whole in the end.
+            return _left(sizes, groups, counts) <= budget * sum(sizes.values())
+        return left <= budget * total
+
+    # The more parts go, the less is left: the fewest removals are found by halving.
+    fewest = bisect_left(range(len(order)), True, key=keeps_within)
+    return counts_after(fewest)
+
+
+def _without_parts(model: nn.Module, groups: Sequence[Group], counts: Sequence[int]) -> nn.Module:
+    """A copy of the size that is left: which parts it has does not matter."""
+    small = copy.deepcopy(model)
+    layers = dict(small.named_modules())
+    with torch.no_grad():
+        for group, count in zip(groups, counts, strict=True):
+            if count == group.count:
+                continue
+            shrink(layers, group, torch.arange(count))
+            matrix = matrix_of(layers[group.consumer])
+            # Taking over may give a layer a bias, which counts too.
+            take_over(layers, group, matrix, torch.zeros(matrix.shape[1], dtype=matrix.dtype))
+    return small
 
 
 def _hull(curve: Curve, number: int, saved: float) -> list[_Step]:
@@ -115,7 +155,10 @@ def _saved_by_a_part(group: Group, sizes: Counter[str]) -> float:
 
 
 def _left(sizes: Counter[str], groups: Sequence[Group], counts: Sequence[int]) -> float:
-    """What all layers take with fewer parts: those that make parts and those that read them shrink both."""
+    """What all layers take with fewer parts.
+
+    Layers that make parts shrink, and so do those that read them.
+    """
     shares = dict.fromkeys(sizes, 1.0)
     for group, count in zip(groups, counts, strict=True):
         for name in {group.consumer, *group.producers, *group.channelwise}:

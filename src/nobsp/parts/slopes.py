@@ -1,12 +1,13 @@
 """Mean slopes of outputs along the stream.
 
-With u a tensor of the stream and r its reference, what a piece g of the network makes of both differs by exactly
+With u a tensor of the stream and r its reference, what a piece g of the network makes of both
+differs by exactly
 
     g(u) − g(r) = J (u − r),    J = ∫₀¹ ∂g(r + a (u − r)) da.
 
-Where g is linear, J is its derivative anywhere; where it changes number by number, J is the slope of a chord;
-elsewhere (norms, necks) the integral is Gauss and Legendre's. Multiplied from the output backwards, these slopes carry
-every part of the stream to the outputs, and the parts add up.
+Where g is linear, J is its derivative anywhere; where it changes number by number, J is the slope
+of a chord; elsewhere (norms, necks) the integral is Gauss and Legendre's. Multiplied from the
+output backwards, these slopes carry every part of the stream to the outputs, and the parts add up.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class Segment:
 
 
 def find_segments(graph: Graph, start: int, stop: int) -> tuple[Segment, ...]:
-    """The way from one tensor to another, piece by piece; slopes of each are means between its own two ends."""
+    """The way from one tensor to another, piece by piece.
+
+    Slopes of each piece are means between its own two ends.
+    """
     pairs = graph.segments(start, stop)
     kinds = [graph.kind(*pair) for pair in pairs]
     return tuple(
@@ -68,7 +72,7 @@ def pull_back(
     slopes: Tensor,
     points: int,
 ) -> Tensor:
-    """Slopes (outputs, *shape) with respect to the end of a way, as slopes with respect to its start."""
+    """Slopes (outputs, *shape) by the end of a way, turned into slopes by its start."""
     for segment in reversed(segments):
         reference = references[segment.start]
         if segment.kind == "linear":

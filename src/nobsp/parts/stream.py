@@ -1,8 +1,9 @@
-"""Finds the stream that a head reads, and the parts that write into it, by looking at what is added to what.
+"""Finds the stream that a head reads, and the parts that write into it, by what is added to what.
 
-A tensor through which everything passes on the way from the input to the output is a *waypoint*. Where a waypoint is a
-sum, its terms are parts: the term that is closest to the waypoint before is the stream itself and is followed further
-back, the others are branches (an attention layer, an MLP, the layers of a residual block).
+A tensor through which everything passes on the way from the input to the output is a *waypoint*.
+Where a waypoint is a sum, its terms are parts: the term that is closest to the waypoint before is
+the stream itself and is followed further back, the others are branches (an attention layer, an MLP,
+the layers of a residual block).
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Branch:
 class Heads:
     """Attention before its output projection, which is linear."""
 
-    value: int  # the number of the heads' outputs: (…, heads, tokens, width), or heads inside the first axis
+    # the number of the heads' outputs: (…, heads, tokens, width), or heads inside the first axis
+    value: int
     count: int
     merged: bool = False  # whether rows and heads share the first axis
 
@@ -110,7 +112,10 @@ def _trunk_of(join: Join) -> int:
 
 
 def _may_begin(graph: Graph, value: int, output: int) -> bool:
-    """Whether a sum without a stream before it counts: tensors put beside each other only where all else is linear."""
+    """Whether a sum without a stream before it counts.
+
+    Tensors put beside each other count only where all else is linear.
+    """
     step = graph.step(value)
     if step is not None and step.name == "add":
         return True
@@ -169,8 +174,8 @@ class Graph:
     def waypoints(self, output: int, start: int | None = None) -> list[int]:
         """Tensors through which everything passes on the way to the output.
 
-        In the order of the tape, a tensor is one exactly where no step reads something from before it to make
-        something after it.
+        In the order of the tape, a tensor is one exactly where no step reads something from before
+        it to make something after it.
         """
         order = self.ancestors(output, () if start is None else (start,))
         position = {number: rank for rank, number in enumerate(order)}
@@ -213,13 +218,17 @@ class Graph:
         return terms if len(set(terms)) == len(terms) else [value]
 
     def choose_trunk(self, terms: Sequence[int], before: int) -> int | None:
-        """The term with the fewest weights, and then steps, since the waypoint before; none where two are alike."""
+        """The term with the fewest weights, and then steps, since the waypoint before.
+
+        None where two are alike.
+        """
         costs = [self._cost(term, before) for term in terms]
         cheapest = min(costs)
         if costs.count(cheapest) > 1:
             return None
         others = [cost[0] for cost in costs if cost != cheapest]
-        # Members of an ensemble are all made of the input, none of them is what the others are added to.
+        # Members of an ensemble are all made of the input, none of them is what the others are
+        # added to.
         if before not in self.tape.producer and cheapest[0] == min(others):
             return None
         return terms[costs.index(cheapest)]
@@ -231,7 +240,10 @@ class Graph:
         return weighted, len(steps)
 
     def can_follow(self, start: int, stop: int) -> bool:
-        """Whether at most one step from one sum to the stream of the next is not linear, such as a norm."""
+        """Whether at most one step from a sum to the next one's stream is not linear.
+
+        Such a step is a norm, for example.
+        """
         if stop == start:
             return True
         if start not in self.ancestors(stop, (start,)):
@@ -278,13 +290,18 @@ class Graph:
         return "" if step is None else str(step.module)
 
     def _writer_of(self, term: int, adder: str) -> str:
-        """The layer that made a term, behind what the layer that adds it has scaled or reshaped."""
+        """The layer that made a term.
+
+        Scales of its channels, and reshaping by the layer that adds it, are looked through.
+        """
         value = term
         while True:
             step = self.step(value)
             parents = self.parents(value)
-            is_adders_own = step is not None and step.module == adder and not is_weighted(step)
-            if not is_adders_own or len(parents) != 1 or parents[0] not in self.tape.producer:
+            is_passed = step is not None and (
+                step.name == "mul" or (step.module == adder and not is_weighted(step))
+            )
+            if not is_passed or len(parents) != 1 or parents[0] not in self.tape.producer:
                 return self.module_of(value)
             value = parents[0]
 
@@ -306,7 +323,10 @@ class Graph:
             value = self.parents(value)[0]
 
     def _heads_of_product(self, product: int, weights: int) -> Heads | None:
-        """Heads of attention that is written as a product of weights and values, (rows × heads, tokens, width)."""
+        """Heads of attention written as a product, (rows × heads, tokens, width).
+
+        The product is that of weights and values.
+        """
         first = int(self.tape.values[product].shape[0])
         shape = self.tape.values[weights].shape
         if len(shape) == 4 and shape[0] * shape[1] == first:

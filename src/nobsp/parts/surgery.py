@@ -1,4 +1,4 @@
-"""Makes layers smaller in place: rows of those that make parts, columns of the one that reads them."""
+"""Makes layers smaller in place: rows of those that make parts, columns of their reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _HEAD_WIDTHS = ("all_head_size", "split_size", "embed_dim", "attn_dim", "inner_d
 
 
 def columns_entering(layer: nn.Module, entering: Tensor) -> Tensor:
-    """What a layer multiplies with its weights, (rows, positions, columns); of a convolution all patches."""
+    """What a layer multiplies with its weights, (rows, positions, columns).
+
+    Of a convolution these are all patches.
+    """
     if isinstance(layer, nn.Conv1d):
         patches = functional.unfold(
             entering.unsqueeze(2),
@@ -56,7 +59,10 @@ def matrix_of(layer: nn.Module) -> Tensor:
 
 
 def shrink(layers: Mapping[str, nn.Module], group: Group, alive: Tensor) -> None:
-    """Makes the layers before the consumer smaller; its own columns go too, with the weights it has."""
+    """Makes the layers before the consumer smaller, and removes its own columns.
+
+    The consumer keeps the weights it has for the other columns.
+    """
     for name in dict.fromkeys(group.producers):
         _keep_rows(layers[name], _rows_of(layers[name], group, alive))
     for name in group.channelwise:
@@ -71,7 +77,10 @@ def shrink(layers: Mapping[str, nn.Module], group: Group, alive: Tensor) -> None
 
 
 def take_over(layers: Mapping[str, nn.Module], group: Group, matrix: Tensor, shift: Tensor) -> None:
-    """Gives the consumer new weights for the parts that stayed, and adds a constant to its outputs."""
+    """Gives the consumer new weights for the parts that stayed, and shifts its outputs.
+
+    The shift is a constant that is added to them.
+    """
     consumer = layers[group.consumer]
     set_matrix(consumer, matrix)
     weight = weight_of(consumer)
@@ -88,7 +97,10 @@ def take_over(layers: Mapping[str, nn.Module], group: Group, matrix: Tensor, shi
 
 
 def _rows_of(producer: nn.Module, group: Group, alive: Tensor) -> Tensor:
-    """Rows of a producer that belong to the parts that stay; of queries, keys and values in one layer, of each."""
+    """Rows of a producer that belong to the parts that stay.
+
+    Where queries, keys and values are one layer, these are the rows of each of the three.
+    """
     if group.kind != "heads":
         return alive
     within = columns_of(alive, group.width)

@@ -1,7 +1,7 @@
-"""A forward pass written down operation by operation, so that pieces of it can be run again with other tensors.
+"""A forward pass written down by operations, so that pieces can be rerun with other tensors.
 
-What is recorded is what torch computes, not the source of the model: any model that runs can be followed, whatever
-its layers are called. Running a piece again is differentiable.
+What is recorded is what torch computes, not the source of the model: any model that runs can be
+followed, whatever its layers are called. Running a piece again is differentiable.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Step:
 
     @property
     def name(self) -> str:
-        """The operator without its variant, and without the mark of those that write their input."""
+        """The operator's name without its variant, nor the mark of those that write their input."""
         packet: str = self.operation._overloadpacket.__name__
         return packet if packet.startswith("_") else packet.removesuffix("_")
 
@@ -134,7 +134,10 @@ class Tape:
         return read(stop)
 
     def rerun_shifted(self, shifts: Mapping[int, Tensor], stop: int) -> Tensor:
-        """The tensor `stop` with something added to others, each as the shifts before it leave it."""
+        """The tensor `stop` when `shifts` are added to other tensors.
+
+        Each shift is added to its tensor as the shifts before it leave it.
+        """
         changed: dict[int, Tensor] = {}
 
         def read(number: int) -> Tensor:
@@ -165,7 +168,7 @@ class Tape:
 
 
 class EveryStepSeen(TorchFunctionMode):
-    """Keeps torch from its fast path for transformers, one operation in which layers cannot be told apart.
+    """Keeps torch from its fast path for transformers, one operation that hides the layers.
 
     Torch does not take that path where calls are watched. Its switch would be one for all threads.
     """
@@ -177,7 +180,10 @@ class EveryStepSeen(TorchFunctionMode):
 
 @contextmanager
 def recording(visit: Visit, model: nn.Module) -> Iterator[Callable[..., Tape]]:
-    """Hands out `record(x, choose)`: the tape of a forward pass; `choose` takes what is explained from its result."""
+    """Hands out `record(x, choose)`, which gives the tape of a forward pass.
+
+    `choose` takes what is explained from the result of the pass.
+    """
     layers: list[str] = []
     with ExitStack() as observers:
         for name, part in model.named_modules():
@@ -265,10 +271,8 @@ class _Recorder(DispatchMode):
             for position in written
             for other in self._values.whole_of(args[position])
         ]
-        # What tensors hold before they are written stays under their old numbers.
-        for tensor in (*(args[position] for position in written), *(other for _, other in aliases)):
-            number = self._values.number(tensor)
-            self._values.values[number] = tensor.detach().clone()
+        self._keep_values([args[position] for position in written])
+        self._keep_values([other for _, other in aliases])
 
         result = func(*args, **kwargs)
         tensors = [args[position] for position in written] or _tensors_of(result)
@@ -280,6 +284,12 @@ class _Recorder(DispatchMode):
         for position, other in aliases:
             self._write_through(args[position], other, module)
         return result
+
+    def _keep_values(self, tensors: Sequence[Tensor]) -> None:
+        """Keeps what tensors hold before they are written, under their old numbers."""
+        for tensor in tensors:
+            number = self._values.number(tensor)
+            self._values.values[number] = tensor.detach().clone()
 
     def _write_through(self, tensor: Tensor, other: Tensor, module: str) -> None:
         """A step for what writing into a slice does to the tensor that it is a slice of."""

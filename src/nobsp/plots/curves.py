@@ -13,7 +13,7 @@ import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, TableLike
 from nobsp.arguments import count, join_names, quote, require_mapping, require_whole_number
-from nobsp.deprecation import argument_of
+from nobsp.deprecation import USUAL_CONFIDENCE, argument_of
 from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import (
     NORMAL,
@@ -130,7 +130,7 @@ def curves(
     data: TableLike | None = None,
     truth: Mapping[str, Truth] | None = None,
     points: int = 200,
-    confidence: float = 0.9,
+    confidence: float = USUAL_CONFIDENCE,
     max_display: int = 12,
     share_y: bool = True,
     ax: AxesLike = None,
@@ -141,10 +141,10 @@ def curves(
     One panel per feature, with band, baseline and how the rows lie.
 
     A curve is what the model predicts with the feature at x, averaged over background rows that
-    give the other features their values, less the mean prediction; where features depend on each
+    give the other features their values, less its mean over the rows; where features depend on each
     other, the part of that which no other term explains (`from_average` of the health's terms tells
-    how far that is from partial dependence). A line is a function of numbers, pale where hardly any rows
-    are; dots with whiskers are one of a number that takes few values; bars are the levels of a
+    how far that is from partial dependence). A line is a function of numbers, pale where hardly any
+    rows are; dots with whiskers are one of a number that takes few values; bars are the levels of a
     category. The shape at the foot shows how the rows lie, the dotted line the baseline, the point
     that `from_baseline` measures from. The scale holds the functions where rows are.
 
@@ -154,8 +154,7 @@ def curves(
         features: One name, or several; when None the strongest, by their total importance.
         output: Position or name of the output; all outputs, up to seven, when None.
         data: Rows, to show how they lie: a table or an `Explanation`. When None, those of the
-            explanation, or calibrated rows where the explainer keeps some (not after loading, and
-            not for pipelines).
+            explanation, or calibrated rows where the explainer keeps some (not after loading).
         truth: Known functions by feature, of values or of levels; each is shifted to lie closest
             over the rows.
         points: Points along a curve.
@@ -176,7 +175,7 @@ def curves(
         >>> len(plots.curves(NObSP(model).fit(torch.randn(300, 3))))
         3
     """
-    confidence = argument_of("level", level, present="confidence", default=confidence)
+    confidence = argument_of("level", level, present="confidence", current=confidence)
     require_whole_number("max_display", max_display)
     drawn = _lookup.find_drawn(explainer, "curves")
     functions = drawn.functions
@@ -184,22 +183,17 @@ def curves(
     outputs = _chosen_outputs(output, drawn, with_truth=bool(truth))
     every_curve = _curves(functions, outputs, points=points, confidence=confidence)
 
-    single = isinstance(features, str) or _lookup.is_position(features)
-    if features is None:
-        chosen = _strongest(functions, outputs, every_curve)[:max_display]
-    else:
-        wanted = [features] if single else _listed(features)[:max_display]
-        chosen = _chosen_features(functions, wanted, every_curve)
-    positions = _lookup.row_places(functions, drawn.rows if data is None else data)
-    known = _known_functions(functions, truth)
+    chosen = _chosen_features(functions, features, outputs, every_curve, most=max_display)
+    is_shortened = features is None and len(chosen) < len(every_curve)
     shown = _with_rows_and_truth(
-        functions, outputs, {feature: every_curve[feature] for feature in chosen}, positions, known
+        functions,
+        outputs,
+        {feature: every_curve[feature] for feature in chosen},
+        positions=_lookup.row_places(functions, drawn.rows if data is None else data),
+        known=_known_functions(functions, truth),
     )
 
-    across = _panels_across(len(shown))
-    axes = get_panels(
-        ax, len(shown), across, _figure_size(len(shown), across), "the plot of these curves"
-    )
+    axes = _panels_for(ax, len(shown))
     output_labels = [shorten(functions.output_names[position], 24) for position in outputs]
     _draw_panels(
         axes,
@@ -210,16 +204,22 @@ def curves(
         own_figure=ax is None,
     )
     _draw_legend(axes[0], shown, output_labels, confidence, outside=ax is None)
-    if ax is None and features is None and len(shown) < len(every_curve):
-        note = f"the {len(shown)} strongest of {count(len(every_curve), 'function')}"
-        axes[0].figure.supxlabel(
-            note,
-            fontsize=SMALL,
-            color=_axes.MUTED,
-            x=0.99,
-            ha="right",
-        )
-    return axes[0] if single else np.array(axes, dtype=object)
+    if ax is None and is_shortened:
+        _note_choice(axes[0], shown=len(shown), of=len(every_curve))
+    return axes[0] if _is_single(features) else np.array(axes, dtype=object)
+
+
+def _panels_for(ax: AxesLike, n_panels: int) -> list[Axes]:
+    """The axes that were passed, or those of a new figure."""
+    across = _panels_across(n_panels)
+    size = _figure_size(n_panels, across)
+    return get_panels(ax, n_panels, across, size, "the plot of these curves")
+
+
+def _note_choice(panel: Axes, *, shown: int, of: int) -> None:
+    """Writes below the panels that there are more functions."""
+    note = f"the {shown} strongest of {count(of, 'function')}"
+    panel.figure.supxlabel(note, fontsize=SMALL, color=_axes.MUTED, x=0.99, ha="right")
 
 
 def _chosen_outputs(output: _lookup.Output, drawn: _lookup.Drawn, *, with_truth: bool) -> list[int]:
@@ -246,10 +246,26 @@ def _strongest(
     return sorted(curves, key=lambda feature: (-sizes[feature], feature))
 
 
+def _is_single(features: FeatureChoice) -> bool:
+    """Whether one feature is named, and not a list of one."""
+    return isinstance(features, str) or _lookup.is_position(features)
+
+
 def _chosen_features(
-    functions: Functions, wanted: Sequence[int | str], curves: Mapping[int, _Curve]
+    functions: Functions,
+    features: FeatureChoice,
+    outputs: Sequence[int],
+    curves: Mapping[int, _Curve],
+    *,
+    most: int,
 ) -> list[int]:
-    """Positions of the features that were named."""
+    """Positions of the features that were named.
+
+    Where none was, the strongest of all that have a curve.
+    """
+    if features is None:
+        return _strongest(functions, outputs, curves)[:most]
+    wanted = [features] if _is_single(features) else _listed(features)[:most]
     if not wanted:
         raise ValueError("features is empty, so there are no curves to draw.")
 
@@ -274,6 +290,7 @@ def _with_rows_and_truth(
     functions: Functions,
     outputs: Sequence[int],
     curves: Mapping[int, _Curve],
+    *,
     positions: Mapping[int, FloatArray],
     known: Mapping[int, Truth],
 ) -> list[_Curve]:

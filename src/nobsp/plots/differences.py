@@ -1,4 +1,4 @@
-"""What differs: parts of a gap with their intervals, where on a feature's range one arises, and both functions."""
+"""What differs: parts of a gap with intervals, where on a range they arise, both functions."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def gaps(
 ) -> Axes:
     """Draws every term's part of a gap with its interval, the largest first.
 
-    Bars to the right make the first account's predictions larger, those to the left smaller. For two
-    explainers on the same rows, bars are how far their functions lie apart.
+    Bars to the right make the first account's predictions larger, those to the left smaller. For
+    two explainers on the same rows, bars are how far their functions lie apart.
 
     Args:
         comparison: What `nobsp.compare` found.
@@ -195,7 +195,9 @@ def two_curves(
     output: int | str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws a feature's function, of both explainers where there are two, and how the rows of both lie.
+    """Draws a feature's function and where the rows of both sides lie.
+
+    Where there are two explainers, the functions of both are drawn.
 
     Args:
         comparison: What `nobsp.compare` found.

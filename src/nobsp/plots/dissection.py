@@ -1,4 +1,7 @@
-"""Parts of a network: blocks by heads, what each adds directly and what is lost without it; outputs by depth."""
+"""Plots of a network's parts: blocks by heads, and outputs by depth.
+
+Shown is what each part adds directly, and what is lost without it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from nobsp.plots import _axes
 from nobsp.plots._axes import NORMAL, SMALL, Axes, AxesLike, Look, get_panels, label_rows, tidy
 from nobsp.plots.labels import escape
 
-# What `explain_parts` returned, or what `ablation` of that did: by their attributes, so that torch is not needed.
+# What `explain_parts` returned, or what `ablation` of that did: by their attributes, so that torch
+# is not needed.
 Dissected: TypeAlias = Any
 Depths: TypeAlias = Any
 
@@ -40,8 +44,9 @@ def parts(
 ) -> Any:
     """Draws how much each part of a network adds to an output, on average over rows.
 
-    Of a transformer a map of blocks by heads, with the MLP beside them; of other networks bars, in the order of the
-    stream. An `Ablation` has two panels: what parts add directly, and what is lost when they are put at their means.
+    Of a transformer a map of blocks by heads, with the MLP beside them; of other networks bars, in
+    the order of the stream. An `Ablation` has two panels: what parts add directly, and what is lost
+    when they are put at their means.
 
     Args:
         what: What `nobsp.explain_parts` returned, or its `ablation(X)`.
@@ -54,7 +59,9 @@ def parts(
 
     Example:
         >>> import torch, nobsp
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(3, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1)
+        ... )
         >>> ax = nobsp.plots.parts(nobsp.explain_parts(model, torch.randn(50, 3)))
         >>> len(ax.patches)
         6
@@ -87,7 +94,8 @@ def parts(
 def lens(what: Depths, *, output: int | str = 0, ax: Axes | None = None) -> Axes:
     """Draws an output as it stands at each depth, with all later parts at their means.
 
-    A line is a row, coloured by where it ends; of many rows some are drawn, evenly spaced by their last value.
+    A line is a row, coloured by where it ends; of many rows some are drawn, evenly spaced by their
+    last value.
 
     Args:
         what: What `explain_parts(model, X).lens(X)` returned.
@@ -161,7 +169,10 @@ def _panels(what: Dissected, column: int) -> list[_Sizes]:
 
 
 def _draw_map(ax: Axes, dissected: Sequence[Any], sizes: FloatArray, largest: float) -> None:
-    """Blocks down, what is not split, heads and the MLP across; the embedding in a line of its own."""
+    """Blocks down; what is not split, heads and the MLP across.
+
+    The embedding is in a line of its own.
+    """
     blocks = {part.block for part in dissected if part.block is not None}
     lines = [None, *sorted(blocks)]
     n_heads = 1 + max(part.number for part in dissected if part.kind == "head")

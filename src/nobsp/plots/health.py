@@ -85,17 +85,22 @@ def health(what: Any, *, max_display: int = 15, ax: Axes | None = None) -> Axes:
         [all_term_labels[position] for position in shown_terms],
     )
 
+    caption = _caption(
+        with_terms=len(shown_terms) > 0,
+        more_outputs=len(worst_outputs) - len(outputs),
+        more_terms=len(least_own) - len(shown_terms),
+    )
+    _write_around(ax, state, caption)
+    return ax
+
+
+def _write_around(ax: Axes, state: State, caption: str) -> None:
+    """Writes the headline above the plot, and below it what is drawn and the findings."""
     ax.set_xlim(-0.03, 1.3)
     ax.set_xticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    more_outputs = len(worst_outputs) - len(outputs)
-    more_terms = len(least_own) - len(shown_terms)
-    caption = _caption(
-        with_terms=len(shown_terms) > 0, more_outputs=more_outputs, more_terms=more_terms
-    )
     ax.set_xlabel(f"{caption}\n\n{_describe_findings(state, _characters(ax))}", fontsize=SMALL)
     ax.xaxis.label.set(horizontalalignment="left", x=0.0)
     ax.set_title(_headline(state), loc="left", fontsize=NORMAL)
-    return ax
 
 
 def _label_lines(ax: Axes, outputs: list[str], terms: list[str]) -> None:

@@ -137,7 +137,10 @@ def format_value(value: object, width: int = 14) -> str:
 
 
 def format_label(value: object) -> str:
-    """The same, however long, and not escaped."""
+    """A value of a feature: a number with four digits, anything else by its name.
+
+    The name is neither shortened nor escaped.
+    """
     is_number = isinstance(value, int | float | np.number)
     if not is_number or isinstance(value, bool | np.bool_):
         return clean(value)

@@ -12,6 +12,7 @@ import numpy as np
 from nobsp._typing import AnyArray, ArrayLike, AxesLike, ImagesLike
 from nobsp.arguments import (
     array_of,
+    count,
     names_of,
     percent,
     quote,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 # Letters in a line of a text.
 _COLUMNS = 72
+# Rows of a grid of maps: a usual batch, and a figure that can still be scrolled through.
+_MOST_ROWS = 16
 
 
 # Evidence of tokens without a place in the image is told beside the picture above this share.
@@ -46,26 +49,32 @@ def cam_grid(
     std: ArrayLike = None,
     share_scale: bool = True,
     opacity: float = 0.75,
-    max_display: int = 6,
+    max_display: int = _MOST_ROWS,
     ax: AxesLike = None,
 ) -> AnyArray:
-    """Draws each image beside its maps, with the class they are about and the model's confidence in it.
+    """Draws each image beside its maps, with their class and the model's confidence in it.
 
-    Red is evidence for the class, blue evidence against it, on the image in grey. Lines run where a map reaches half of
-    its scale: solid around evidence for, dashed around evidence against. "positive", "negative" and "signed" share one
-    scale in each row; a map that stays below it says how far it gets.
+    Orange is evidence for the class, blue evidence against it, on the image in grey. Lines run
+    where a map reaches half of its scale: solid around evidence for, dashed around evidence
+    against. "positive", "negative" and "signed" share one scale in each row; a map that stays below
+    it says how far it gets.
 
     Args:
         maps: What an `NObSPCam` returned; with several targets an image, each has a row.
-        images: The images, as many as there are maps: (n, channels, height, width) or (n, height, width, channels).
-        kinds: Which maps, of "contrast", "account", "positive", "negative" and "signed"; by default the one the
-            explainer shows (the account against the other classes) and, where that is another, the account.
-        labels: True classes, numbers or names; where one is not the class of the map, it is written beside it.
-        mean: What was subtracted from each channel when images were normalised, and `std` what they were divided by.
+        images: The images, as many as there are maps: (n, channels, height, width) or (n, height,
+            width, channels).
+        kinds: Which maps, of "contrast", "account", "positive", "negative" and "signed"; by default
+            the one the explainer shows (the account against the other classes) and, where that is
+            another, the account.
+        labels: True classes, numbers or names; where one is not the class of the map, it is written
+            beside it.
+        mean: What was subtracted from each channel when images were normalised, and `std` what they
+            were divided by.
         std: See `mean`.
         share_scale: Whether maps of an image share one scale, or each has its own.
         opacity: How strong the colour is where a map is largest, 0 to 1.
-        max_display: Most rows.
+        max_display: Most rows; where there are more, the first are drawn and the figure says how
+            many there are.
         ax: Axes to draw on, as many as there are panels; a new figure when None.
 
     Returns:
@@ -75,7 +84,9 @@ def cam_grid(
         >>> import torch
         >>> from torch import nn
         >>> from nobsp import NObSPCam, plots
-        >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> body = nn.Sequential(
+        ...     nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        ... )
         >>> cam = NObSPCam(nn.Sequential(body, nn.Linear(8, 5))).fit(torch.randn(64, 3, 16, 16))
         >>> images = torch.randn(2, 3, 16, 16)
         >>> plots.cam_grid(cam(images), images).shape
@@ -91,22 +102,18 @@ def cam_grid(
 
     targets = _targets_of(maps)
     pictures = targets[0].overlay(images, opacity=0.0, mean=mean, std=std)
-    rows = [(image, of_target) for image in range(len(maps)) for of_target in targets][:max_display]
+    every_row = [(image, of_target) for image in range(len(maps)) for of_target in targets]
+    rows = every_row[:max_display]
     true_names = _names_of(labels, maps)
 
-    height, width = pictures.shape[1:3]
-    n_columns = 1 + len(shown_kinds)
-    size = (1.75 * n_columns + 1.3, (1.75 * height / width + 0.15) * len(rows) + 0.4)
-    panels = get_panels(ax, len(rows) * n_columns, n_columns, size, "this grid")
-    grid = np.array(panels, dtype=object).reshape(len(rows), -1)
+    grid = _grid_of_panels(
+        ax, len(rows), 1 + len(shown_kinds), aspect=pictures.shape[1] / pictures.shape[2]
+    )
     for panels_of_row, (image, of_target) in zip(grid, rows, strict=True):
         axes = list(panels_of_row)
-        for panel in axes:
-            bare(panel)
-        axes[0].imshow(pictures[image])
-        _draw_maps(
-            axes[1:],
-            of_target.resize((height, width)),
+        _draw_row(
+            axes,
+            of_target,
             image,
             kinds=shown_kinds,
             picture=pictures[image],
@@ -116,10 +123,62 @@ def cam_grid(
         true_name = true_names[image] if true_names else None
         _label_row(axes[0], _row_label(of_target, image, true_name))
 
-    captions = ["image", *(rows[0][1].caption(kind) for kind in shown_kinds)]
-    for panel, caption in zip(grid[0], captions, strict=True):
-        panel.set_title(fill(caption, 22), fontsize=NORMAL)
+    _caption_columns(list(grid[0]), rows[0][1], shown_kinds)
+    if ax is None:
+        what = "image" if len(targets) == 1 else "map"
+        _tell_left_out(grid[0, 0], drawn=len(rows), there_are=len(every_row), what=what)
     return grid
+
+
+def _grid_of_panels(ax: AxesLike, n_rows: int, n_columns: int, *, aspect: float) -> AnyArray:
+    """The axes that were passed, or those of a new figure.
+
+    `aspect` is the height of an image by its width.
+    """
+    size = (1.75 * n_columns + 1.3, (1.75 * aspect + 0.15) * n_rows + 0.4)
+    panels = get_panels(ax, n_rows * n_columns, n_columns, size, "this grid")
+    return np.array(panels, dtype=object).reshape(n_rows, -1)
+
+
+def _caption_columns(panels: Sequence[Axes], maps: ActivationMaps, kinds: Sequence[str]) -> None:
+    """Writes above the first row what each column shows."""
+    captions = ["image", *(maps.caption(kind) for kind in kinds)]
+    for panel, caption in zip(panels, captions, strict=True):
+        panel.set_title(fill(caption, 22), fontsize=NORMAL)
+
+
+def _draw_row(
+    axes: Sequence[Axes],
+    maps: ActivationMaps,
+    image: int,
+    *,
+    kinds: Sequence[str],
+    picture: Array,
+    share_scale: bool,
+    opacity: float,
+) -> None:
+    """Draws an image, and beside it its maps in the image's own resolution."""
+    for panel in axes:
+        bare(panel)
+    axes[0].imshow(picture)
+    height, width = picture.shape[:2]
+    _draw_maps(
+        axes[1:],
+        maps.resize((height, width)),
+        image,
+        kinds=kinds,
+        picture=picture,
+        share_scale=share_scale,
+        opacity=opacity,
+    )
+
+
+def _tell_left_out(panel: Axes, *, drawn: int, there_are: int, what: str) -> None:
+    """Says in small print below the figure how many of the rows are drawn, unless all are."""
+    if drawn == there_are:
+        return
+    text = f"the first {drawn} of {count(there_are, what)}; max_display={there_are} draws all"
+    panel.figure.supxlabel(text, fontsize=SMALL, color=_axes.MUTED, x=0.99, ha="right")
 
 
 def _label_row(panel: Axes, text: str) -> None:
@@ -176,7 +235,7 @@ def _draw_maps(
 
 
 def _row_label(maps: ActivationMaps, image: int, true_name: str | None) -> str:
-    """The class that maps of an image are about, how sure the model is, and what else is worth telling."""
+    """The class that an image's maps are about, how sure the model is, and what else matters."""
     target = str(maps.target_names[image])
     lines = [shorten(target, 18), percent(float(maps.confidence[image]))]
     if true_name is not None and true_name != target:
@@ -193,16 +252,20 @@ def confusions(
     *,
     mean: ArrayLike = None,
     std: ArrayLike = None,
-    max_display: int = 6,
+    max_display: int = _MOST_ROWS,
     ax: AxesLike = None,
 ) -> AnyArray:
-    """Draws the first image of each confused pair of classes, with what speaks for the one and against the other.
+    """Draws the first image of each confused pair of classes, and the evidence for and against.
+
+    The evidence is what speaks for the one class and against the other.
 
     Args:
         found: What `nobsp.confusions` returned.
-        mean: What was subtracted from each channel when images were normalised, and `std` what they were divided by.
+        mean: What was subtracted from each channel when images were normalised, and `std` what they
+            were divided by.
         std: See `mean`.
-        max_display: Most pairs.
+        max_display: Most pairs, the most frequent ones; where there are more, the figure says how
+            many.
         ax: Axes to draw on, two for each pair; a new figure when None.
 
     Returns:
@@ -231,6 +294,8 @@ def confusions(
         axes[0].set_title(f"{pair.count} images", fontsize=NORMAL)
         axes[1].set_title(fill(f"for {pair.predicted}, against {pair.truth}", 28), fontsize=NORMAL)
 
+    if ax is None:
+        _tell_left_out(grid[0, 0], drawn=len(shown), there_are=len(found.pairs), what="pair")
     return grid
 
 
@@ -294,7 +359,7 @@ def signal(
     channel: int = 0,
     ax: AxesLike = None,
 ) -> Axes:
-    """Draws a signal as a line that is red where it speaks for the class and blue where it speaks against it.
+    """Draws a signal as a line: red where it speaks for the class, blue where against it.
 
     Args:
         maps: What an `NObSPCam` returned for signals (n, channels, time), for one target each.
@@ -307,7 +372,9 @@ def signal(
         >>> import torch
         >>> from torch import nn
         >>> from nobsp import NObSPCam, plots
-        >>> body = nn.Sequential(nn.Conv1d(2, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+        >>> body = nn.Sequential(
+        ...     nn.Conv1d(2, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten()
+        ... )
         >>> signals = torch.randn(64, 2, 40)
         >>> cam = NObSPCam(nn.Sequential(body, nn.Linear(8, 3))).fit(signals)
         >>> plots.signal(cam(signals[:2]), signals[:2]).get_xlabel()
@@ -319,8 +386,8 @@ def signal(
     has_signals = values.ndim == 3 and len(values) == len(maps)
     if not has_signals or not _is_along_a_line(maps):
         raise ValueError(
-            f"maps has the shape {maps.account.shape} and signals {values.shape}; pass the signals (n, channels, "
-            "time), and maps of them for one target each."
+            f"maps has the shape {maps.account.shape} and signals {values.shape}; pass the signals "
+            "(n, channels, time), and maps of them for one target each."
         )
 
     line = values[row, channel].astype(np.float64)
@@ -346,11 +413,12 @@ def signal(
 def words(
     maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0, ax: AxesLike = None
 ) -> Axes:
-    """Draws a text with each token tinted: red where it speaks for the class, blue where it speaks against it.
+    """Draws a text with each token tinted: red where it speaks for the class, blue where against.
 
     Args:
         maps: What an `NObSPCam` returned for texts, for one target each.
-        tokens: The tokens of one text, as many as there are locations, or fewer where the rest is padding.
+        tokens: The tokens of one text, as many as there are locations, or fewer where the rest is
+            padding.
         row: Which text.
         ax: Axes to draw on; those of a new figure when None.
     """
@@ -394,7 +462,9 @@ def _wrap(tokens: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def words_html(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0) -> str:
-    """The same as HTML, for a page or `IPython.display.HTML`; a token's share is shown when the mouse is over it.
+    """The same as HTML, for a page or `IPython.display.HTML`.
+
+    A token's share is shown when the mouse is over it.
 
     Shares add up to the logit less its base value, with `class_token` and `residual`.
 
@@ -435,13 +505,14 @@ def _tinted(maps: ActivationMaps, tokens: Sequence[str], row: int) -> list[tuple
     if isinstance(tokens, str) or nested:
         kind = "a text" if isinstance(tokens, str) else "lists"
         raise ValueError(
-            f"tokens must be the words of one text, found {kind}; pass those of row {row}, as in words[{row}]."
+            f"tokens must be the words of one text, found {kind}; pass those of row {row}, as in "
+            f"words[{row}]."
         )
     tokens = [str(token) for token in tokens]
     if not _is_along_a_line(maps) or len(tokens) > maps.locations[0]:
         raise ValueError(
-            f"maps has the shape {maps.account.shape} but there are {len(tokens)} tokens; pass maps of texts for one "
-            "target each, and the tokens of one text."
+            f"maps has the shape {maps.account.shape} but there are {len(tokens)} tokens; pass "
+            "maps of texts for one target each, and the tokens of one text."
         )
 
     shares = getattr(maps, maps.kind)[row, : len(tokens)] / maps.locations[0]

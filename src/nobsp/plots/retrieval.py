@@ -34,7 +34,10 @@ _QUERY_WIDTH = 1.25
 
 @dataclass(frozen=True, eq=False)
 class _Space:
-    """Neighbours of the query in one space; labels and agreement with the predicted class are empty where unknown."""
+    """Neighbours of the query in one space.
+
+    Labels, and agreement with the predicted class, are empty where they are unknown.
+    """
 
     title: str
     indices: list[int]
@@ -43,7 +46,10 @@ class _Space:
     agrees: list[bool]
 
     def caption(self, rank: int, width: int) -> str:
-        """A neighbour's label and distance, with a mark where it can agree with the predicted class."""
+        """A neighbour's label and distance, with a mark for agreement with the predicted class.
+
+        There is no mark where agreement is unknown.
+        """
         mark = ""
         if self.agrees:
             mark = "✓ " if self.agrees[rank] else "✗ "
@@ -64,27 +70,31 @@ def retrieval_panel(
     max_display: int = 4,
     ax: AxesLike = None,
 ) -> AnyArray:
-    """Draws a query, and beside it its neighbours in the space of contributions and in that of activations.
+    """Draws a query beside its neighbours by contributions and its neighbours by activations.
 
-    A solid frame and a tick mark mean the class predicted for the query, a dashed frame and a cross another one. Of a
-    table, each neighbour is a column of values; the darker a cell, the further it is from the query, up to two standard
-    deviations of the database.
+    A solid frame and a tick mark mean the class predicted for the query, a dashed frame and a cross
+    another one. Of a table, each neighbour is a column of values; the darker a cell, the further it
+    is from the query, up to two standard deviations of the database.
 
     Args:
         query: One image or row, or all that were queried, of which `row` is taken.
-        hits_contributions: Neighbours by contributions, as `ContributionIndex.query` returns them: anything with
-            `indices`, `distances`, `labels`, `predicted` and `confidence`.
+        hits_contributions: Neighbours by contributions, as `ContributionIndex.query` returns them:
+            anything with `indices`, `distances`, `labels`, `predicted` and `confidence`.
         hits_activations: The same by activations; may be left out.
-        database: The rows that were searched: images (an array, a tensor, a dataset, a list), or a table.
+        database: The rows that were searched: images (an array, a tensor, a dataset, a list), or a
+            table.
         row: Which of the queries.
         label: The true class of the query, written where it is not the predicted one.
         class_names: Names of the classes, where labels are numbers.
-        features: Of a frame, the columns to show (the first eight when None); of an array, the names of its columns.
+        features: Of a frame, the columns to show (the first eight when None); of an array, the
+            names of its columns.
         max_display: Most neighbours in each space.
-        ax: Axes to draw on, in the order they are returned, the query's once; a new figure when None.
+        ax: Axes to draw on, in the order they are returned, the query's once; a new figure when
+            None.
 
     Returns:
-        The axes: for images of shape (spaces, 1 + neighbours), the query first in each; for a table of shape (spaces,).
+        The axes: for images of shape (spaces, 1 + neighbours), the query first in each; for a table
+            of shape (spaces,).
 
     Example:
         >>> from types import SimpleNamespace
@@ -92,7 +102,9 @@ def retrieval_panel(
         >>> from nobsp import plots
         >>> images = np.random.default_rng(0).random((10, 3, 8, 8))
         >>> hits = SimpleNamespace(
-        ...     indices=np.array([[4, 2]]), distances=np.array([[0.1, 0.3]]), labels=np.array([["cat", "dog"]]),
+        ...     indices=np.array([[4, 2]]),
+        ...     distances=np.array([[0.1, 0.3]]),
+        ...     labels=np.array([["cat", "dog"]]),
         ...     predicted=np.array(["cat"]), confidence=np.array([0.9]),
         ... )
         >>> plots.retrieval_panel(images[0], hits, hits, database=images).shape
@@ -137,7 +149,7 @@ def _picture_panels(ax: AxesLike, n_spaces: int, n_neighbours: int) -> tuple[Axe
 
 
 def _draw_neighbours(axes: Sequence[Axes], space: _Space, database: TableLike) -> None:
-    """Pictures of the neighbours in one space, framed by whether they agree with the predicted class."""
+    """Pictures of the neighbours in one space, framed by agreement with the predicted class."""
     for panel in axes:
         bare(panel)
     for rank, (panel, index) in enumerate(zip(axes, space.indices, strict=False)):
@@ -162,8 +174,8 @@ def _neighbours(
     for part in ("indices", "distances", "labels", "predicted", "confidence"):
         if not hasattr(hits, part):
             raise TypeError(
-                f"hits_{name} must be neighbours as index.query(X) returns them, found {type(hits).__name__} without "
-                f"{part}."
+                f"hits_{name} must be neighbours as index.query(X) returns them, found "
+                f"{type(hits).__name__} without {part}."
             )
 
     if isinstance(row, bool) or not isinstance(row, int | np.integer):
@@ -201,7 +213,7 @@ def _class(label: Any, class_names: Sequence[str] | None) -> str:
 
 
 def _query_title(hits: Any, row: int, label: Any, class_names: Sequence[str] | None) -> str:
-    """The query in words: what was predicted, how sure the model is, and what it is if something else."""
+    """The query in words: the prediction, how sure the model is, and the label if it differs."""
     predicted = _class(hits.predicted[row], class_names)
     text = f"query: {shorten(predicted, 20)}"
     if np.isfinite(hits.confidence[row]):
@@ -241,7 +253,7 @@ def _table(
     features: Sequence[str] | None,
     ax: AxesLike,
 ) -> AnyArray:
-    """Values of the query and its neighbours, space by space, shaded by how far they are from the query's."""
+    """Values of the query and its neighbours, space by space, shaded by distance from the query."""
     columns = _columns(database, features)
     wanted = _query(query, row, list(columns))
     labels = shorten_all(columns, 24)
@@ -330,7 +342,10 @@ def _query(query: TableLike, row: int, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _far(line: Sequence[Any], column: AnyArray) -> Array:
-    """How far each value is from the first, in standard deviations; a category is far from all others."""
+    """How far each value is from the first, in standard deviations, at most `_FAR`.
+
+    A category that is not the first one is far from it.
+    """
     numbers = _lookup.as_numbers(column)
     if numbers is None:
         return np.array([0.0 if value == line[0] else _FAR for value in line])

@@ -349,7 +349,9 @@ def _row(parts: Mapping[str, Tensor], columns: Mapping[str, slice], position: in
 def _shifted_by_set(
     parts: Mapping[str, Tensor], columns: Mapping[str, slice], pivots: Tensor
 ) -> Tensor:
-    """Rows of all blocks, dealt to sets in turn, less the pivots: (sets, rows of the longest, columns).
+    """Rows of all blocks, dealt to sets in turn, less the pivots.
+
+    Shape (sets, rows of the longest, columns).
 
     What is left over in the last line of sets that have a row less is not set.
     """

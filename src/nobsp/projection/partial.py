@@ -177,7 +177,8 @@ def partial_coefficients(
         R_T = T − A B,   B = (AᵀA + λI)⁻¹ AᵀT,   R_y = y − A B_y,   B_y = (AᵀA + λI)⁻¹ Aᵀy
         β = (R_TᵀR_T + λI)⁻¹ R_Tᵀ R_y
 
-    using only the centred products G held in `moments`. With λ > 0 the residual is *not* a projection:
+    using only the centred products G held in `moments`. With λ > 0 the residual is *not* a
+    projection:
 
         R_TᵀR_T = G_TT − BᵀG_AT − G_TA B + BᵀG_AA B
         R_TᵀR_y = G_Ty − BᵀG_Ay − G_TA B_y + BᵀG_AA B_y

@@ -1,8 +1,8 @@
 """Algorithm 1 as published: isolated and reference inputs, sums over rows, partial regressions.
 
 The way is isolation → plan → sums → algorithm: which inputs are run, what is fixed beforehand, what
-is added up over rows, and the coefficients and contributions that follow from the sums. Lines 1 to 4
-of Algorithm 1 are in `nobsp.projection.partial`, which `algorithm` calls for every term.
+is added up over rows, and the coefficients and contributions that follow from the sums. Lines 1 to
+4 of Algorithm 1 are in `nobsp.projection.partial`, which `algorithm` calls for every term.
 """
 
 from nobsp.published.algorithm import Published, Solution, join_solutions, solve

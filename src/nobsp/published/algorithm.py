@@ -1,17 +1,20 @@
-"""Algorithm 1 of the paper: every term's unique part of the outputs, along the network's view of all else.
+"""Algorithm 1 of the paper: the part of the outputs that is unique to each term.
 
-With Z_S the rows z_S and Z_(S) the rows z_(S), centred over the calibration rows, and y the outputs,
+It is what is left along the network's view of all else.
 
-    y_res = y − Z_(S) (Z_(S)ᵀZ_(S) + λI)⁻¹ Z_(S)ᵀy            line 2: what the reference leaves of the outputs
+With Z_S the rows z_S and Z_(S) the rows z_(S), the reference, centred over the calibration rows,
+and y the outputs,
+
+    y_res = y − Z_(S) (Z_(S)ᵀZ_(S) + λI)⁻¹ Z_(S)ᵀy            line 2: what it leaves of the outputs
     Z_res = Z_S − Z_(S) (Z_(S)ᵀZ_(S) + λI)⁻¹ Z_(S)ᵀZ_S        line 3: what it leaves of the target
     β_S   = (Z_resᵀZ_res + λI)⁻¹ Z_resᵀ y_res                 line 4: coefficients of the term
     g_S(x) = (z_S(x) − mean z_S) β_S                          its contribution
 
-Line 1, the paper's A = (Z_(S)ᵀZ_(S) + λI)⁻¹ Z_(S)ᵀ, is never formed, because rows are not kept: products
-of columns are enough, see `projection.partial`.
+Line 1, the paper's A = (Z_(S)ᵀZ_(S) + λI)⁻¹ Z_(S)ᵀ, is never formed, because rows are not kept:
+products of columns are enough, see `projection.partial`.
 
-A pair's projection holds the contributions of its features too, and a triple's those of its features
-and of its pairs: they are subtracted (A.14, A.15).
+A pair's projection holds the contributions of its features too, and a triple's those of its
+features and of its pairs: they are subtracted (A.14, A.15).
 """
 
 from __future__ import annotations
@@ -23,14 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp.network.inputs import Subset
+from nobsp.network.columns import Subset
 from nobsp.projection import Moments, Ridge, merge_all, partial_coefficients
 from nobsp.published.isolation import Represent, subsets_of
 from nobsp.published.plan import OUTPUTS, REFERENCE, TARGET, Plan
 from nobsp.published.sums import FEWEST_BLOCKS, Accumulator, MomentsByTerm
 
-# Resamples of the calibration that bands are made of, here and with all terms at once: their spread is then known to
-# a tenth.
+# Resamples of the calibration that bands are made of, here and with all terms at once: their spread
+# is then known to a tenth.
 N_RESAMPLES = 64
 
 
@@ -64,13 +67,14 @@ def solve(
         moments = merge_all(parts[term], weights=weights)
         if moments.rows < 2:
             raise ValueError(f"X has {moments.rows} row; calibration needs at least two.")
-        # A relative ridge divides by the width of z_S, which the reference has too, and not by its rank.
+        # A relative ridge divides by the width of z_S, which the reference has too, and not by its
+        # rank.
         width = moments.blocks[REFERENCE]
         regression = partial_coefficients(moments, ridge=ridge, target_size=width)
 
         base = moments.mean(OUTPUTS)
-        # With orthonormal directions V that span z_S, V (VᵀGV + λI)⁻¹ Vᵀ acts as (G + λI)⁻¹ on that span: this is
-        # the paper's β, from fewer columns.
+        # With orthonormal directions V that span z_S, V (VᵀGV + λI)⁻¹ Vᵀ acts as (G + λI)⁻¹ on that
+        # span: this is the paper's β, from fewer columns.
         matrices[term] = plan.bases[term] @ regression.coefficients
         offsets[term] = moments.mean(TARGET) @ regression.coefficients
         unique_share[term] = regression.unique_share
@@ -95,7 +99,8 @@ class Published:
     """A calibration as published, term by term along the complement."""
 
     plan: Plan  # baseline, terms and bases
-    parts: MomentsByTerm  # moments per block of rows; empty where they were not saved, or not held at once
+    # moments per block of rows; empty where they were not saved, or not held at once
+    parts: MomentsByTerm
     solution: Solution  # coefficients
     ridge: Ridge  # strength of the regularisation
 

@@ -17,7 +17,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from nobsp.network.inputs import Features, Subset, isolated, reference
+from nobsp.network.columns import Features, Subset, isolated, reference
 
 Represent = Callable[[Tensor], Tensor]
 
@@ -60,7 +60,7 @@ class IsolatedRepresentation:
 
 @dataclass(frozen=True, eq=False)
 class Isolation:
-    """How isolated inputs are made: the features, the baseline, and which features have few values."""
+    """How isolated inputs are made: features, baseline, and which features have few values."""
 
     features: Features  # the features and their columns
     baseline: Tensor  # one value per column, float64

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nobsp.network.inputs import Subset, Summary, among
+from nobsp.network.columns import Subset, Summary, among
 from nobsp.projection import spectrum
 from nobsp.projection.partial import EPSILON
 from nobsp.published.isolation import IsolatedRepresentation, Isolation, Represent
@@ -22,8 +22,8 @@ OUTPUTS = "outputs"
 TARGET = "target"
 REFERENCE = "reference"
 
-# Rows of the sample that a value too rare to be in it is put into: with one host row the value would
-# appear in a single context.
+# Rows of the sample that a value too rare to be in it is put into: with one host row the value
+# would appear in a single context.
 HOSTS = 8
 # Most rows that are made for the rare values of one feature, where such values are many.
 MOST_RARE_ROWS = 4096
@@ -69,7 +69,7 @@ def make_plan(
     *,
     rare: Tensor,
 ) -> Plan:
-    """Fixes every term's basis from a sample of rows, and from rows of values too rare to be in it."""
+    """Fixes every term's basis from a sample of rows, and from rows of values too rare for it."""
     rows = torch.cat([sample, rare])
     bases = {
         representation.subset: _basis(representation).cpu().clone()
@@ -88,7 +88,8 @@ def _basis(representation: IsolatedRepresentation) -> Tensor:
     mean = (counts @ rows) / counts.sum()
     centred = (rows - mean) * counts.sqrt()[:, None]
 
-    # Products hold directions down to the square root of rounding, as deep as single precision goes.
+    # Products hold directions down to the square root of rounding, as deep as single precision
+    # goes.
     if n_rows > width and z.dtype != torch.float64:
         return spectrum(centred.T @ centred, rows=n_rows).vectors
 

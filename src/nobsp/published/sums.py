@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from nobsp.network.inputs import Subset, Summary
+from nobsp.network.columns import Subset, Summary
 from nobsp.network.readout import Network, Readout
 from nobsp.projection import Moments, update_in_turn
 from nobsp.published.plan import OUTPUTS, REFERENCE, TARGET, Plan
@@ -110,7 +110,7 @@ def add_rows(plan: Plan, state: Accumulator, batch: Tensor, network: Network) ->
 def add_rows_and_summarise(
     plan: Plan, states: tuple[Summary, Accumulator], batch: Tensor, network: Network
 ) -> None:
-    """The same for rows that are read only once, and have to be summarised as well."""
+    """Adds a batch of rows to the moments and to the summary, where rows are read only once."""
     summary, moments = states
     summary.update(batch)
     add_rows(plan, moments, batch, network)

@@ -10,10 +10,12 @@ function decide(i, choice) {
 }
 
 function auditLine(i) {
-  const classes = Object.values(audit.classes).map((names) => make("td", {}, bdi(names[i])));
-  const numbers = Object.values(audit.numbers).map((values) => make("td", { className: "number", textContent: fixed(values[i], 1) }));
+  const classes = Object.entries(audit.classes).map(([label, names]) => make("td", { className: "class", "data-label": label }, bdi(names[i])));
+  const numbers = Object.entries(audit.numbers).map(([label, values]) =>
+    make("td", { className: "number", "data-label": label, textContent: fixed(values[i], 1) }));
   const plate = data.pictures?.images ? data.pictures.positions.indexOf(audit.places[i]) : -1;
-  const image = plate < 0 ? [] : [make("img", { src: data.pictures.images[plate], alt: "" })];
+  const source = plate < 0 ? audit.images?.[i] : data.pictures.images[plate];
+  const image = source ? [make("img", { src: source, alt: "" })] : [];
   const ticks = choices.map((choice) => {
     const tick = make("input", { type: "radio", name: `decision-${i}`, value: choice });
     tick.checked = decisions.get(i) === choice;

@@ -48,9 +48,7 @@ def audit_for_page(
         )
     flags = _flags_of(audit)
     shown = _most_doubtful(audit, flags)
-    # A page may show some rows of an audit; what it leads with is of all.
-    whole = getattr(audit, "whole", None)
-    whole = audit if whole is None else whole
+    whole = _whole_of(audit)
     flags_of_whole = _flags_of(whole)
     numbers = _numbers_of(audit, rows)
     outputs = getattr(audit, "outputs", None)
@@ -69,12 +67,7 @@ def audit_for_page(
         "total": len(whole.predicted),
         "flagged": int(np.any(list(flags_of_whole.values()), axis=0).sum()),
         "kinds": [
-            {
-                "id": kind,
-                "name": KINDS[kind],
-                "count": int(flags_of_whole[kind].sum()),
-                "has": flag[shown].tolist(),
-            }
+            _kind_for_page(kind, flag[shown], count=int(flags_of_whole[kind].sum()))
             for kind, flag in flags.items()
         ],
         "names": [str(row if names is None else names[row]) for row in shown.tolist()],
@@ -90,6 +83,17 @@ def audit_for_page(
             audit, {kind: flags_of_whole[kind] for kind in flags}, len(whole.predicted)
         ),
     }
+
+
+def _whole_of(audit: AuditLike) -> AuditLike:
+    """The audit that this one has some rows of: what a page leads with is of all rows."""
+    whole = getattr(audit, "whole", None)
+    return audit if whole is None else whole
+
+
+def _kind_for_page(kind: str, has: BoolArray, *, count: int) -> PageData:
+    """A kind of finding: which of the rows shown have it, and how many of all rows do."""
+    return {"id": kind, "name": KINDS[kind], "count": count, "has": has.tolist()}
 
 
 def _most_doubtful(audit: AuditLike, flags: Mapping[str, BoolArray]) -> Positions:

@@ -17,6 +17,7 @@ import nobsp
 from nobsp._typing import ArrayLike, ImagesLike
 from nobsp.arguments import count, names_of, require_mapping, require_text
 from nobsp.drafts import check_path, replacing
+from nobsp.notebook import with_code
 from nobsp.reporting.audits import KINDS, audit_for_page
 from nobsp.reporting.packing import PageData, embedded
 from nobsp.reporting.parts import is_dissected, parts_page
@@ -82,8 +83,8 @@ def report(
         influence: Which rows of an index speak for the predictions, as `index.influence` or
             `index.representer_shares` finds them.
         audit: What an audit of the same rows or images found, for a section of its own.
-        images: The images that maps or neighbours are about, (n, channels, height, width) or
-            channels last.
+        images: The images that maps, neighbours or an audit are about, (n, channels, height, width)
+            or channels last.
         gallery: The images the index was fitted on, for panels of what was found.
         explainer: What made the subject, to name the model; for maps it also tells of the
             calibration.
@@ -121,36 +122,68 @@ def report(
     kind = _kind_of(subject)
     if kind == "comparison":
         return _report_comparison(subject, target, title=title, about=about)
-    rows = _count_rows(subject, kind)
-    names = _names_of_rows(names, rows)
-    data: PageData = {
-        "about": about or "",
-        "version": nobsp.__version__,
-        "table": None,
-        "pictures": None,
-        "audit": None,
-    }
+    n_rows = _count_rows(subject, kind)
     shared = _Shared(
         labels=labels,
         class_names=class_names,
-        names=names,
+        names=_names_of_rows(names, n_rows),
         explainer=explainer,
         influence=influence,
     )
-    if kind == "table":
-        data["table"] = _table_section(subject, shared, hits=hits, truth=truth)
-    elif kind == "neighbours":
-        data["pictures"] = _pictures_section(None, subject, shared, images=images, gallery=gallery)
-    elif kind == "images":
-        data["pictures"] = _pictures_section(subject, hits, shared, images=images, gallery=gallery)
-
+    sections = _sections(
+        subject, kind, shared, hits=hits, audit=audit, images=images, gallery=gallery, truth=truth
+    )
+    data: PageData = {"about": about or "", "version": nobsp.__version__, **sections}
     section = data["table"] or data["pictures"] or {}
-    audited = subject if kind == "audit" else audit
-    if audited is not None:
-        classes = class_names or section.get("classes", ())
-        data["audit"] = audit_for_page(audited, rows=rows, names=names, classes=classes)
-    data["title"] = title or _usual_title(kind, count(rows, section.get("noun", "row")))
+    data["title"] = title or _usual_title(kind, count(n_rows, section.get("noun", "row")))
     return _write(render(data), target)
+
+
+def _sections(
+    subject: Any,
+    kind: str,
+    shared: _Shared,
+    *,
+    hits: Any,
+    audit: Any,
+    images: ImagesLike,
+    gallery: ImagesLike,
+    truth: Mapping[str, Callable[[Any], Any]] | None,
+) -> PageData:
+    """What the page shows: a table or pictures, and what an audit found.
+
+    None for each that it lacks.
+    """
+    table: PageData | None = None
+    pictures: PageData | None = None
+    if kind == "table":
+        table = _table_section(subject, shared, hits=hits, truth=truth)
+    elif kind == "neighbours":
+        pictures = _pictures_section(None, subject, shared, images=images, gallery=gallery)
+    elif kind == "images":
+        pictures = _pictures_section(subject, hits, shared, images=images, gallery=gallery)
+
+    section = table or pictures or {}
+    audited = subject if kind == "audit" else audit
+    audit_section: PageData | None = None
+    if audited is not None:
+        n_rows = _count_rows(subject, kind)
+        audit_section = audit_for_page(
+            audited,
+            rows=n_rows,
+            names=shared.names,
+            classes=shared.class_names or section.get("classes", ()),
+        )
+        if pictures is None and images is not None:
+            audit_section["images"] = _pictures_of_audit(audit_section, images, n_rows)
+    return {"table": table, "pictures": pictures, "audit": audit_section}
+
+
+def _pictures_of_audit(lines: PageData, images: ImagesLike, total: int) -> list[str]:
+    """A small picture for each line of an audit."""
+    from nobsp.reporting.pictures import small_pictures
+
+    return small_pictures(images, places=lines["places"], rows=lines["rows"], total=total)
 
 
 def _or_default(value: Any, default: Any) -> Any:
@@ -261,8 +294,8 @@ def _kind_of(subject: Any) -> str:
             return kind
     if hasattr(subject, "fit"):
         raise TypeError(
-            f"a page shows rows or images: pass the result of calling this {type(subject).__name__} on some, as in "
-            "nobsp.report(explainer(X), path)."
+            "a page shows rows or images: pass the result of calling this "
+            f"{type(subject).__name__} on some, as in nobsp.report(explainer(X), path)."
         )
     known = "explainer(X), cam(images), index.query(X), audit(index) or compare(a, b)"
     raise TypeError(f"subject must be {known}, found {type(subject).__name__}.")
@@ -283,7 +316,7 @@ def _usual_title(kind: str, rows: str) -> str:
         return "What the audit found"
     if kind == "neighbours":
         return f"Neighbours of {rows}"
-    return "What the network has learned"
+    return "What the model has learned"
 
 
 def render(data: PageData) -> str:
@@ -335,6 +368,7 @@ def content_hash(script: str) -> str:
 def fill_template(template: Traversable | Path, **values: ArrayLike) -> str:
     """A template, a file or resource, with values in it."""
     import jinja2
+    from markupsafe import Markup
 
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
@@ -342,4 +376,5 @@ def fill_template(template: Traversable | Path, **values: ArrayLike) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["with_code"] = lambda text: Markup(with_code(text))
     return environment.from_string(template.read_text(encoding="utf-8")).render(**values)

@@ -37,8 +37,8 @@ from nobsp.tabular.weak_spots import FEWEST_ROWS, WeakSpot
 # A calibrated `NObSP`; told by attributes, so that torch is loaded by whoever made it.
 ExplainerLike: TypeAlias = Any
 
-# Features whose functions are drawn, the same of each of several outputs, outputs that are shown, terms that are
-# listed, levels of a group that are compared, parts of each gap.
+# Features whose functions are drawn, the same of each of several outputs, outputs that are shown,
+# terms that are listed, levels of a group that are compared, parts of each gap.
 MOST_CURVES = 9
 MOST_CURVES_EACH = 4
 MOST_OUTPUTS = 6
@@ -54,10 +54,12 @@ _HTML = (".html", ".htm")
 
 _LIMITS = (
     "Functions describe the model, not the world: no curve and no part is a cause.",
-    "Held-out R² and bands are over rows like those it was calibrated on; rows of another kind, and a model trained "
-    "anew, may differ by more.",
-    "A shape that holds was tried on these rows and along the range named; the bound is for rows drawn as these were.",
-    "Weak spots are regions of a few conditions; a fault that is spread thinly, or in fewer rows, is not found.",
+    "Held-out R² and bands are over rows like those it was calibrated on; rows of another kind, "
+    "and a model trained anew, may differ by more.",
+    "A shape that holds was tried on these rows and along the range named; the bound is for rows "
+    "drawn as these were.",
+    "Weak spots are regions of a few conditions; a fault that is spread thinly, or in fewer rows, "
+    "is not found.",
     "Gaps compare mean predictions of groups as they are; whether a gap is fair is not a number.",
 )
 
@@ -72,18 +74,21 @@ def card(
     title: str | None = None,
     about: str | None = None,
 ) -> Path:
-    """Writes one page for an auditor: model, data, headline, functions, shapes, weak spots, gaps, and limits.
+    """Writes one page for an auditor, on what the model does and how far that is known.
 
-    Everything is computed from the explainer, the model and these rows, and can be computed again: an HTML card has all
-    its numbers as JSON in the element `numbers`.
+    It tells of the model, the data, the headline, functions, shapes, weak spots, gaps and limits.
+
+    Everything is computed from the explainer, the model and these rows, and can be computed again:
+    an HTML card has all its numbers as JSON in the element `numbers`.
 
     Args:
         explainer: A calibrated `NObSP`.
         X: Rows to judge by, best ones that neither the model nor the calibration has seen.
-        path: The file: Markdown where it ends in .md, HTML in .html. One that exists is replaced, atomically.
+        path: The file: Markdown where it ends in .md, HTML in .html. One that exists is replaced,
+            atomically.
         checks: What `explainer.check_shape` found, to be shown: one or several.
-        groups: Groups between which gaps are shown, by name: one value per row of `X`. Each of the most frequent values
-            is compared with all other rows.
+        groups: Groups between which gaps are shown, by name: one value per row of `X`. Each of the
+            most frequent values is compared with all other rows.
         title: Heading of the page.
         about: A sentence or two on model and data.
 
@@ -93,7 +98,9 @@ def card(
     Example:
         >>> import tempfile, numpy as np, nobsp
         >>> X = np.random.default_rng(0).normal(size=(400, 2))
-        >>> explainer = nobsp.NObSP(lambda X: X[:, 0] + X[:, 1] ** 2, features=["age", "size"]).fit(X)
+        >>> explainer = nobsp.NObSP(
+        ...     lambda X: X[:, 0] + X[:, 1] ** 2, features=["age", "size"]
+        ... ).fit(X)
         >>> check = explainer.check_shape("age", "increasing", X)
         >>> nobsp.card(explainer, X, f"{tempfile.mkdtemp()}/card.md", checks=[check]).name
         'card.md'
@@ -378,7 +385,7 @@ def _gap_numbers(name: str, level: str, gap: Comparison) -> dict[str, Any]:
 def _gaps_between(
     explanation: Explanation, groups: Mapping[str, ArrayLike]
 ) -> tuple[list[tuple[str, str, Comparison]], list[str]]:
-    """Every frequent value of a group against all other rows, and in words what was left out and why."""
+    """Frequent values of a group against all other rows; in words what was left out, and why."""
     gaps = []
     omissions = []
 
@@ -421,13 +428,14 @@ def _omissions(name: str, levels: AnyArray, counts: AnyArray) -> list[str]:
     rare = [str(levels[position]) for position in order if not is_frequent[position]]
     if rare and not (len(levels) == 2 and is_frequent.any()):
         sentences.append(
-            f"{name}: {_listed(rare)} left out, with fewer than {_FEWEST_IN_LEVEL} rows in or beside "
-            "them."
+            f"{name}: {_listed(rare)} left out, with fewer than {_FEWEST_IN_LEVEL} rows in or "
+            "beside them."
         )
     more = [str(level) for level in levels[is_frequent & ~is_among_first]]
     if more:
         sentences.append(
-            f"{name}: {_listed(more)} left out; the {MOST_LEVELS} most frequent values are compared."
+            f"{name}: {_listed(more)} left out; the {MOST_LEVELS} most frequent values are "
+            "compared."
         )
     return sentences
 
@@ -464,7 +472,8 @@ def _functions_section(numbers: Mapping[str, Any], outputs: Sequence[str]) -> Se
     return Section(
         key="functions",
         title="Functions",
-        lead=f"What each of the strongest features adds to {_shown_outputs(outputs)}, on average over the other "
+        lead=f"What each of the strongest features adds to {_shown_outputs(outputs)}, on "
+        "average over the other "
         "features' values; bands are 90%, over other calibration rows.",
         blocks=(*lines, *categories, terms),
     )
@@ -553,15 +562,18 @@ def _checks_section(checks: Sequence[ShapeCheck]) -> Section:
                 "",
                 columns,
                 rows,
-                f"“At most” is the share of such rows that break it, with {confidence} confidence. Exact: the model "
-                "was asked on every step that it has.",
+                f"“At most” is the share of such rows that break it, with {confidence} confidence. "
+                "Exact: the model was asked on every step that it has.",
             ),
             *(_counterexample(check) for check in checks if not check.holds),
         ),
     )
 
 
-_BEFORE_LINK = " What is asked before a softmax is of a class's logit, which may rise where its probability falls."
+_BEFORE_LINK = (
+    " What is asked before a softmax is of a class's logit, which may rise where its probability "
+    "falls."
+)
 
 
 def _is_before_link(check: ShapeCheck) -> bool:
@@ -570,7 +582,7 @@ def _is_before_link(check: ShapeCheck) -> bool:
 
 
 def _counterexample(check: ShapeCheck) -> Grid:
-    """The worst counterexample: rows that differ in one feature, and what the model says to them."""
+    """The worst counterexample: rows that differ in one feature, and the model's answers."""
     each = len(check.predictions) // len(check.breaks)
     column = _column_of(check)
     rows = tuple(
@@ -608,8 +620,8 @@ def _spots_section(spots: Sequence[WeakSpot], *, searched: bool) -> Section:
     """Regions where the functions explain little."""
     if not spots:
         told = (
-            "No region of 2% of the rows or more, of up to three conditions, has an R² below 0.8 and residuals clearly "
-            "above the usual."
+            "No region of 2% of the rows or more, of up to three conditions, has an R² below 0.8 "
+            "and residuals clearly above the usual."
             if searched
             else f"Not searched: fewer than {FEWEST_ROWS} rows."
         )
@@ -630,13 +642,14 @@ def _spots_section(spots: Sequence[WeakSpot], *, searched: bool) -> Section:
     return Section(
         key="weak-spots",
         title="Weak spots",
-        lead="Regions where the functions explain least, found on half of the rows and measured on the other half.",
+        lead="Regions where the functions explain least, found on half of the rows and "
+        "measured on the other half.",
         blocks=(Grid("", columns, rows),),
     )
 
 
 def _gaps_section(gaps: Sequence[tuple[str, str, Comparison]], omissions: Sequence[str]) -> Section:
-    """Gaps of mean predictions between groups, by their largest parts, and groups that were left out."""
+    """Gaps of mean predictions between groups, by their largest parts, and the groups left out."""
     title = "Gaps between groups"
     if not gaps:
         told = tuple(omissions) or ("No groups were named.",)
@@ -673,8 +686,8 @@ def _gap_bars(name: str, gap: Comparison, output: int) -> Bars:
         f"{name}: {gap.names[0]} − {gap.names[1]}{of_output}, "
         f"{number_text(gap.total.value[output], signed=True)} in all",
         bars,
-        f"{gap.n_rows[0]:,} and {gap.n_rows[1]:,} rows; the {len(order)} largest of {len(values)} parts, "
-        f"which add up to the gap; {gap.confidence:.0%} intervals.",
+        f"{gap.n_rows[0]:,} and {gap.n_rows[1]:,} rows; the {len(order)} largest of {len(values)} "
+        f"parts, which add up to the gap; {gap.confidence:.0%} intervals.",
     )
 
 
@@ -706,8 +719,8 @@ def shapes_page(
         facts=tuple(
             (
                 check.asked,
-                f"{count(check.n_rows, 'row')}{_worth(check)}, {count(check.n_values, 'value')} each, tolerance "
-                f"{number_text(check.tolerance)}",
+                f"{count(check.n_rows, 'row')}{_worth(check)}, {count(check.n_values, 'value')} "
+                f"each, tolerance {number_text(check.tolerance)}",
             )
             for check in checks
         ),
@@ -716,7 +729,8 @@ def shapes_page(
                 "warning",
                 "broken_shape",
                 check.asked,
-                f"{check.n_broken:,} of {check.n_rows:,} rows break it, by {number_text(check.worst)} at worst.",
+                f"{check.n_broken:,} of {check.n_rows:,} rows break it, by "
+                f"{number_text(check.worst)} at worst.",
             )
             for check in checks
             if not check.holds

@@ -110,7 +110,7 @@ function drawCurve(place, term, scale) {
   });
   const margin = (high - low || 1) * (few ? 0.12 : 0.04);
   // A missing number has a dot of its own to the right of the function.
-  const absent = term.axes[0].missing ? high + 2.5 * margin : null;
+  const absent = term.axes[0].missing ? high + 4 * margin : null;
   if (absent !== null) {
     const value = curveAt(term, null, o), band = away ? away(null) : 0;
     traces.push({
@@ -121,7 +121,8 @@ function drawCurve(place, term, scale) {
     });
   }
   const last = absent === null ? high + margin : absent + margin;
-  const label = { x: absent, y: 0, yref: "paper", yanchor: "top", xanchor: "center", text: "missing", showarrow: false, font: { size: 11 } };
+  // Beside the histogram: below it stand the numbers of the axis.
+  const label = { x: last, y: 0.06, yref: "paper", yanchor: "middle", xanchor: "right", text: "missing", showarrow: false, font: { size: 11 } };
   const heights = traces.filter((trace) => trace.type !== "bar" && trace.line.dash !== "dot")
     .flatMap((trace) => [...trace.y, ...(trace.error_y ? trace.y.flatMap((v, i) => [v + trace.error_y.array[i], v - trace.error_y.array[i]]) : [])]);
   const bottom = Math.min(0, ...heights), top = Math.max(0, ...heights), air = (top - bottom || 1) * 0.07;
@@ -134,6 +135,13 @@ function drawCurve(place, term, scale) {
   });
 }
 
+// Long names below an axis end at their mark, so that none runs out of the chart, where plotly would leave it out.
+function ticksOf(places, names, letters) {
+  const ticktext = names.map((name) => plain(brief(name, letters)));
+  const wide = names.reduce((sum, name) => sum + Math.min(name.length, letters) + 2, 0);
+  return { tickmode: "array", tickvals: places, ticktext, ticklabeloverflow: "allow", automargin: true, ...(wide > 40 ? { tickangle: -35 } : {}) };
+}
+
 function drawLevels(place, term, scale) {
   const o = state.output, k = term.features[0];
   const names = table.features[k].levels;
@@ -143,10 +151,7 @@ function drawLevels(place, term, scale) {
   const error = term.spread
     ? { ...WHISKER(), array: names.map((_, level) => bandAt(term, { numbers: {}, levels: { [k]: level } }, o)) } : undefined;
   const x = names.map((_, i) => i);
-  const ticks = {
-    tickmode: "array", tickvals: x, ticktext: names.map((name) => plain(brief(name, 14))), zeroline: false,
-    range: [-0.6, names.length - 0.4], automargin: true,
-  };
+  const ticks = { ...ticksOf(x, names, 14), zeroline: false, range: [-0.6, names.length - 0.4] };
   if (names.length > 24) { ticks.tickmode = "auto"; delete ticks.tickvals; delete ticks.ticktext; ticks.showticklabels = false; }
   react(place, [
     {
@@ -248,16 +253,14 @@ function drawSurface(place, term, slice = null) {
     });
   });
   const largest = slice ? largestOf(term) : Math.max(1e-12, ...z.flat().map((v) => Math.abs(v ?? 0)));
-  const ticks = (axis) => (axis.levels
-    ? { tickmode: "array", tickvals: axis.middles, ticktext: axis.names.map((name) => plain(brief(name, 12))), automargin: true }
-    : {});
+  const ticks = (axis) => (axis.levels ? ticksOf(axis.middles, axis.names, 12) : {});
   react(place, [{
     type: "heatmap", x: across.middles, y: up.middles, z, text: texts, hovertemplate: "%{text}<extra></extra>", zmin: -largest, zmax: largest,
     hoverongaps: false, xgap: across.levels ? 1 : 0, ygap: up.levels ? 1 : 0,
     colorscale: [[0, colour("against")], [0.5, colour("middle")], [1, colour("for")]],
     colorbar: { thickness: 8, outlinewidth: 0, tickfont: { color: colour("quiet"), size: 10 }, len: 0.9, nticks: 5 },
   }], { height: 290, xaxis: { ...ticks(across), zeroline: false, showgrid: false },
-    yaxis: { ...ticks(up), zeroline: false, showgrid: false }, hovermode: "closest" });
+    yaxis: { ...ticks(up), tickangle: 0, zeroline: false, showgrid: false }, hovermode: "closest" });
 }
 
 // A category of few levels and a number: one line a level says more than a surface.

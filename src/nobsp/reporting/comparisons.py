@@ -1,4 +1,7 @@
-"""What a page tells of a comparison: the gap, its parts, where on ranges they arise, and both functions."""
+"""What a page tells of a comparison: the gap, its parts, where they arise, both functions.
+
+The parts are shown where they arise on the features' ranges.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from nobsp.reporting.sheets import Bar, Bars, Curve, Grid, Line, Section, Sheet,
 # A `Comparison`, told by its attributes.
 ComparisonLike: TypeAlias = Any
 
-# Parts of an output that are listed, features whose range is followed, and outputs that have sections.
+# Parts of an output that are listed, features whose range is followed, and outputs that have
+# sections.
 MOST_PARTS = 25
 MOST_FEATURES = 6
 MOST_OUTPUTS = 6
@@ -24,35 +28,38 @@ _MOST_LEVELS = 20
 
 _METHODS = {
     "rows": (
-        "One explainer, two tables. Every prediction is a base, one contribution per term and a residual; the base is "
-        "the same for all rows, so the gap of the mean predictions is the sum of the gaps of the mean contributions "
-        "and of the residual's."
+        "One explainer, two tables. Every prediction is a base, one contribution per term and a "
+        "residual; the base is the same for all rows, so the gap of the mean predictions is the "
+        "sum of the gaps of the mean contributions and of the residual's."
     ),
     "functions": (
-        "Two explainers, the same rows. A term's two functions are subtracted row by row: their mean difference is its "
-        "part of the gap, and the spread of their difference is how far they lie apart. The test asks whether two "
-        "calibrations of one model would lie as far apart; it does not know how models were trained."
+        "Two explainers, the same rows. A term's two functions are subtracted row by row: their "
+        "mean difference is its part of the gap, and the spread of their difference is how far "
+        "they lie apart. The test asks whether two calibrations of one model would lie as far "
+        "apart; it does not know how models were trained."
     ),
     "trainings": (
-        "Several trainings of each model, the same rows. The mean function of each is taken and the two are subtracted "
-        "row by row: the mean difference is a term's part of the gap, the spread of the difference how far the two lie "
-        "apart. The test asks whether trainings of one model would make means as far apart (a functional F test, by "
-        "how far the trainings of each lie from their mean)."
+        "Several trainings of each model, the same rows. The mean function of each is taken and "
+        "the two are subtracted row by row: the mean difference is a term's part of the gap, the "
+        "spread of the difference how far the two lie apart. The test asks whether trainings of "
+        "one model would make means as far apart (a functional F test, by how far the trainings of "
+        "each lie from their mean)."
     ),
     "both": (
-        "Two explainers, two tables. With m the mean of a term, first index the model, second the rows: change of rows "
-        "is m(b, a) − m(b, b), change of functions m(a, b) − m(b, b), and what is left of m(a, a) − m(b, b) is change "
-        "of both (the threefold decomposition of Oaxaca and Blinder)."
+        "Two explainers, two tables. With m the mean of a term, first index the model, second the "
+        "rows: change of rows is m(b, a) − m(b, b), change of functions m(a, b) − m(b, b), and "
+        "what is left of m(a, a) − m(b, b) is change of both (the threefold decomposition of "
+        "Oaxaca and Blinder)."
     ),
 }
 
 _CALIBRATIONS_DRAWN = (
-    "Intervals draw the rows anew, in groups where these were named, and the functions as other calibrations of the "
-    "same kind would give them. They do not know of the models' own training."
+    "Intervals draw the rows anew, in groups where these were named, and the functions as other "
+    "calibrations of the same kind would give them. They do not know of the models' own training."
 )
 _TRAININGS_DRAWN = (
-    "Intervals draw the rows anew, in groups where these were named, and the functions as other trainings of the same "
-    "kind would give them."
+    "Intervals draw the rows anew, in groups where these were named, and the functions as other "
+    "trainings of the same kind would give them."
 )
 
 
@@ -155,7 +162,8 @@ def _sections_of(comparison: ComparisonLike, output: int) -> list[Section]:
             Section(
                 key=f"ranges{key}",
                 title=f"Along the range{suffix}",
-                lead="Where on its range a feature's own part arises; the bars of a feature add up to it.",
+                lead="Where on its range a feature's own part arises; the bars of a feature "
+                "add up to it.",
                 blocks=ranges,
             )
         )
@@ -292,7 +300,10 @@ def _along(comparison: ComparisonLike, feature: str, output: int) -> Bars:
 
 
 def _function(comparison: ComparisonLike, feature: str, output: int) -> Curve | Bars | None:
-    """A feature's function over the rows' values: bars where there are few, else a line; None where there is none."""
+    """A feature's function over the rows' values: bars where values are few, else a line.
+
+    None where there is no function to show.
+    """
     if comparison.scale != "output":
         return None
     columns = [np.asarray(values) for values in comparison.feature_values(feature)]
@@ -358,7 +369,8 @@ def _method(comparison: ComparisonLike) -> Section:
         paragraphs=(
             _METHODS["trainings" if _has_trainings(comparison) else comparison.kind],
             _TRAININGS_DRAWN if _has_trainings(comparison) else _CALIBRATIONS_DRAWN,
-            "A part says how the model's predictions differ, not why the world does: no part is a cause.",
+            "A part says how the model's predictions differ, not why the world does: no part is a "
+            "cause.",
         ),
     )
 

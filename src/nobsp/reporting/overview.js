@@ -36,7 +36,9 @@ function drawHeadline(share, inside) {
     ? ` Inside the calibrated range ${percent(inside)}; ${percent(outsideRows)} of the held-out rows lie outside it.` : "";
   const wholly = table.health.neighbourhoods?.[state.output] ?? null;
   const clustered = wholly === null ? "" : ` With whole neighbourhoods of rows held out it is ${percent(wholly)}.`;
-  byId("share-words").replaceChildren(...said, heldOut ? " (held-out R²)." : " (R²).", make("span", { className: "quiet", textContent: told + clustered }));
+  const error = table.health.standard_error?.[state.output] ?? null;
+  const measure = error === null ? "held-out R²" : `held-out R² ${share.toFixed(3)} ± ${error.toFixed(3)}`;
+  byId("share-words").replaceChildren(...said, heldOut ? ` (${measure}).` : " (R²).", make("span", { className: "quiet", textContent: told + clustered }));
 }
 
 function strongLine(k, o, largest, scale) {

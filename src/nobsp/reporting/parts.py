@@ -1,4 +1,4 @@
-"""A page of a network's parts: maps of blocks by heads, outputs by depth, and the largest; no script in it."""
+"""A page of a network's parts: blocks by heads, outputs by depth, the largest parts; no script."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def parts_page(subject: Any, *, title: str | None, about: str | None) -> str:
 
 
 def _as_the_reader_prefers(style: str) -> str:
-    """The pages' style, which itself asks for light or dark: other pages have a script that does."""
+    """The pages' style, made to ask for light or dark itself; other pages have a script for it."""
     selector = ':root[data-theme="dark"]'
     start = style.index(selector)
     end = style.index("}", start) + 1
@@ -57,9 +57,15 @@ def _as_the_reader_prefers(style: str) -> str:
 def _page_of(subject: Any, *, title: str | None, about: str | None) -> dict[str, Any]:
     ablated = hasattr(subject, "effects")
     direct = subject.direct if ablated else subject.values
-    lead = "What each part adds by writing into the stream that the head reads, directly; later parts are not in it."
+    lead = (
+        "What each part adds by writing into the stream that the head reads, directly; later parts "
+        "are not in it."
+    )
     if ablated:
-        lead += " Beside it, what the output loses when the part is put at its mean and all after it is computed anew."
+        lead += (
+            " Beside it, what the output loses when the part is put at its mean and all after it "
+            "is computed anew."
+        )
     findings = getattr(subject, "findings", ())
     return {
         "title": title or f"{count(len(subject.parts), 'part')} of a network",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
@@ -48,6 +49,9 @@ _SMALLEST_SIDE = 48
 _MANY = 160
 # Pictures of so few pixels a side are shown as pixels.
 _COARSE_SIDE = 48
+# Pixels a side of a picture in a table, and lines of a table that have one: a few megabytes in all.
+_SMALL_SIDE = 64
+_MOST_SMALL = 500
 # Steps of a map on either side of zero: what a byte holds.
 _STEPS = 127
 
@@ -96,6 +100,24 @@ def pictures_data(
         "facts": _facts(maps, hits, explainer, count(total, noun)),
         **_health(explainer),
     }
+
+
+def small_pictures(
+    images: ArrayLike, *, places: Sequence[int], rows: Sequence[int], total: int
+) -> list[str]:
+    """Pictures of the first lines of an audit, as URLs.
+
+    Images are those of the lines, as many as there are, or else all that were audited.
+    """
+    from nobsp.vision.pictures import pictures_in
+
+    refuse_unreadable(images, name="images")
+    files = pictures_in(images, "images")
+    n_images = len(images) if files is None else len(files)
+    positions = places if n_images == total else rows
+    wanted = np.asarray(positions[:_MOST_SMALL], dtype=np.int64)
+    pictures = _pictures(images, wanted, None, "images")
+    return [image_url(picture, _SMALL_SIDE) for picture in pictures]
 
 
 def _are_coarse(images: ArrayLike | None) -> bool:

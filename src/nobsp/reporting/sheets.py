@@ -1,4 +1,7 @@
-"""Pages that compute nothing: headline, facts, findings, bars, tables and curves, as HTML or as Markdown."""
+"""Pages that compute nothing: headline, facts, findings, bars, tables and curves.
+
+They are written as HTML or as Markdown.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from nobsp.reporting.build import content_hash, fill_template
 # Size of a curve's drawing; it is stretched to the width of its card.
 _WIDTH = 300.0
 _HEIGHT = 150.0
-# Numbers from here on are written with an exponent, and those beside numbers that are smaller than this.
+# Numbers from here on are written with an exponent, and those beside numbers that are smaller than
+# this.
 _LARGE = 1e9
 _SMALL = 1e-3
 # Beside larger numbers, what is below these shares of them is rounding, or next to nothing.
@@ -288,7 +292,8 @@ def number_text(number: float, *, signed: bool = False, size: float = 0.0) -> st
     Args:
         number: The number.
         signed: Whether a plus is written too.
-        size: The largest number beside it. Smaller ones have no digits that stand far behind those of the largest.
+        size: The largest number beside it. Smaller ones have no digits that stand far behind those
+            of the largest.
     """
     if not math.isfinite(number):
         return "–"
@@ -306,7 +311,10 @@ def number_text(number: float, *, signed: bool = False, size: float = 0.0) -> st
 
 
 def _with_decimals_of(number: float, size: float, text: str, sign: str) -> str:
-    """The text of a number, or where that has more decimals than one digit beyond those of a larger number, so many."""
+    """The text of a number, with no more decimals than suit a larger number beside it.
+
+    These are at most one digit beyond those of the larger number, `size`.
+    """
     decimals = max(_DIGITS - math.floor(math.log10(size)), 0)
     is_longer = "e" in text or len(text.partition(".")[2]) > decimals
     return f"{number:{sign}.{decimals}f}" if is_longer else text

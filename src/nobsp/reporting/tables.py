@@ -13,7 +13,7 @@ import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, TableLike
 from nobsp.arguments import array_of, count, suggest
-from nobsp.base import Finding, sort_findings
+from nobsp.base import Finding
 from nobsp.frames import frame_of
 from nobsp.numerics import evenly_spaced
 from nobsp.reporting import packing
@@ -27,7 +27,7 @@ from nobsp.reporting.audits import (
 from nobsp.reporting.packing import Fact, Labels, Names, PageData, known, packed, packed_codes
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions, with_bands
-from nobsp.tabular.health import outside_finding
+from nobsp.tabular.health import outside_finding, sort_findings
 from nobsp.tabular.lookup import (
     Chunk,
     Feature,
@@ -130,7 +130,6 @@ def table_data(
     if hits is not None:
         neighbours = hits_for_page(hits, rows, rows=len(explanation), names=classes.names)
     speakers = influence_for_page(influence, rows, rows=len(explanation), names=classes.names)
-    every_term = (*shown.functions.terms, *shown.functions.left_out)
     return {
         "outputs": explanation.output_names,
         "link": classes.link,
@@ -141,19 +140,28 @@ def table_data(
         **account_for_variance(shown.account),
         "hits": neighbours,
         "influence": speakers,
-        "base": known(shown.functions.base_values),
-        "features": [_feature_for_page(feature) for feature in shown.functions.features],
-        "from_average": from_average_for_page(shown),
-        **tables_for_page(shown.functions),
-        "edits": [str(entry) for entry in functions.history],
-        "original": original_for_page(shown.functions),
-        "interactions": sum(len(term) > 1 for term in every_term),
-        "strengths": known(_strengths(shown)),
-        "mains": known(shown.functions.importances["main"]),
-        "totals": known(shown.functions.importances["total"]),
+        **_functions_for_page(shown, history=functions.history),
         "truth": truth_for_page(truth, shown.functions, shown.columns),
         "difference": known(_largest_difference(explanation, shown)),
         "rows": _rows_for_page(shown, classes.labels, rows, names),
+    }
+
+
+def _functions_for_page(shown: Shown, *, history: Sequence[object]) -> PageData:
+    """The functions themselves, how strong they are, and how they were edited."""
+    functions = shown.functions
+    every_term = (*functions.terms, *functions.left_out)
+    return {
+        "base": known(functions.base_values),
+        "features": [_feature_for_page(feature) for feature in functions.features],
+        "from_average": from_average_for_page(shown),
+        **tables_for_page(functions),
+        "edits": [str(entry) for entry in history],
+        "original": original_for_page(functions),
+        "interactions": sum(len(term) > 1 for term in every_term),
+        "strengths": known(_strengths(shown)),
+        "mains": known(functions.importances["main"]),
+        "totals": known(functions.importances["total"]),
     }
 
 
@@ -163,7 +171,8 @@ def _require_whole(explanation: Explanation, functions: object) -> Functions:
         raise ValueError("subject has no rows; explain some first.")
     if explanation.scale != "output":
         raise ValueError(
-            "subject is of probabilities; pass explainer(X), whose page can be read as probabilities too."
+            "subject is of probabilities; pass explainer(X), whose page can be read as "
+            "probabilities too."
         )
     if not isinstance(functions, Functions):
         raise ValueError(
@@ -225,7 +234,9 @@ def _class_names(
     *,
     known: Sequence[str],
 ) -> tuple[str, ...]:
-    """The caller's names of the classes, or those of the outputs, of a model of two classes, or of the labels.
+    """Names of the classes: the caller's, the outputs', those of two classes, or the labels'.
+
+    The first that is at hand is taken, in this order.
 
     `known` are the classes that the functions know, also where the model is not at hand.
     """
@@ -310,6 +321,7 @@ def _health(functions: Functions) -> PageData:
     is_clustered = any(finding.code == "clusters" for finding in health.findings)
     return {
         "explained": known(health.explained),
+        "standard_error": known(health.scatter) if health.held_out and health.scatter else None,
         "inside": known(health.inside),
         "neighbourhoods": known(health.neighbourhoods) if is_clustered else None,
         "outside_rows": health.outside_rows,
@@ -511,7 +523,7 @@ def tables_for_page(functions: Functions) -> PageData:
 
 
 def original_for_page(functions: Functions) -> PageData | None:
-    """Functions before anybody changed them; None where nobody did, or a feature is no longer there."""
+    """Functions before anybody changed them; None where nobody did, or a feature is gone."""
     before = functions.original
     dropped = [
         feature.name

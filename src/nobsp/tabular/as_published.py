@@ -1,4 +1,7 @@
-"""Tables explained by Algorithm 1 as published (`reference="complement"`): calibration, functions, health."""
+"""Tables explained by Algorithm 1 as published: calibration, functions and health.
+
+This is `reference="complement"`.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ import torch
 from torch import Tensor
 
 from nobsp._typing import ModelLike
-from nobsp.base import Finding, sort_findings
+from nobsp.base import Finding
 from nobsp.calibration import Run
+from nobsp.network.columns import Subset, Summary
 from nobsp.network.guest import in_ordinary_modes
-from nobsp.network.inputs import Subset, Summary
 from nobsp.network.readout import Represent, as_model_takes
 from nobsp.projection import Ridge
 from nobsp.published import (
@@ -35,11 +38,11 @@ from nobsp.published.sums import MomentsByTerm
 from nobsp.tabular.correction import share_explained
 from nobsp.tabular.examination import feature_findings, share_findings
 from nobsp.tabular.features import Points
-from nobsp.tabular.fit_together import TablesOnDemand, decide_estimate, make_functions
+from nobsp.tabular.fit_together import TablesOnDemand, estimate_once, make_functions
 from nobsp.tabular.fitted import Batch, Estimate, Method
 from nobsp.tabular.functions import Bands
 from nobsp.tabular.grids import FULL, PAIR_REACH, Tabulator
-from nobsp.tabular.health import Health, TermHealth
+from nobsp.tabular.health import Health, TermHealth, sort_findings
 from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import TermTable
 from nobsp.tabular.selection import screen_pairs
@@ -86,7 +89,7 @@ class AsPublished(Method):
     ) -> tuple[Summary, Estimate]:
         """Reads the rows, adds up the moments, solves; `known` has a plan to take over."""
         summary, published, strengths = _calibrate(run, rows, problem, known, progress=progress)
-        estimate = decide_estimate(
+        estimate = estimate_once(
             run, lambda: estimate_published(problem.with_rows(summary), published, strengths)
         )
         return summary, estimate
@@ -222,7 +225,7 @@ def _add_up(
 
 
 def _plan(setting: Setting) -> tuple[Plan, Strengths]:
-    """Baseline, terms and bases of Algorithm 1, and the strengths of pairs where these were screened."""
+    """Baseline, terms and bases of Algorithm 1, and strengths of pairs where they were screened."""
     isolation = Isolation(
         features=setting.columns.features,
         baseline=setting.baseline,
@@ -263,7 +266,7 @@ def _tabulator(setting: Setting, represent: Represent, coefficients: Tensor) -> 
 
 
 def estimate_published(setting: Setting, published: Published, strengths: Strengths) -> Estimate:
-    """The functions of Algorithm 1 as tables along the baseline, beside the coefficients themselves."""
+    """The functions of Algorithm 1 as tables along the baseline, with the coefficients."""
     # The first calibration's, where the plan was taken over or merged.
     setting = setting.with_baseline(published.plan.isolation.baseline)
     with setting.network.running() as running:
@@ -296,17 +299,21 @@ def estimate_published(setting: Setting, published: Published, strengths: Streng
 
 # Rows whose outputs tell whether the model is still the calibrated one.
 _COMPARED_ROWS = 16
-# How far these may be off, as a share of the outputs' spread, and by roundings of the outputs themselves.
+# How far these may be off, as a share of the outputs' spread, and by roundings of the outputs
+# themselves.
 _SAME_ANSWERS = 0.001
 _ROUNDINGS = 64
 _HAS_CHANGED = (
-    "the model has changed since the calibration as published, whose tables are made when they are first needed; "
-    "calibrate anew, or call curves() before the model changes."
+    "the model has changed since the calibration as published, whose tables are made when they are "
+    "first needed; calibrate anew, or call curves() before the model changes."
 )
 
 
 class _TablesAlongBaseline:
-    """Tables of terms with all other features at the baseline, and their bands: made when they are asked for."""
+    """Tables of terms, and their bands, with all other features at the baseline.
+
+    They are made when they are asked for.
+    """
 
     def __init__(self, setting: Setting, published: Published, sample: Sample) -> None:
         self.setting = setting
@@ -370,7 +377,10 @@ class _TablesAlongBaseline:
         return tabulated
 
     def _require_same_answers(self, represent: Represent) -> None:
-        """Raises where the model answers otherwise, which its weights need not show: it may have plain attributes."""
+        """Raises a ValueError where the model answers otherwise than it did at calibration.
+
+        Its weights need not show that: it may have plain attributes.
+        """
         some = self.sample.some(_COMPARED_ROWS)
         answers = self.setting.readout.logits(represent(some.inputs)).cpu()
         differences = (answers - some.outputs).abs().amax(0)
@@ -460,9 +470,13 @@ def _examine(setting: Setting, published: Published, values: Tensor, measured: S
 def _findings(
     setting: Setting, published: Published, values: Tensor, measured: Sample, explained: Tensor
 ) -> list[Finding]:
-    """Low shares, features that do nothing, too few rows, terms that overlap, bands that are missing."""
+    """Low shares, features that do nothing, too few rows, overlapping terms, missing bands."""
     findings = [
-        *share_findings(explained, setting.output_names, what="R² on the calibration rows"),
+        *share_findings(
+            explained,
+            setting.output_names,
+            what=["R² on the calibration rows"] * len(setting.output_names),
+        ),
         *feature_findings(setting, published.plan.terms, values, measured),
     ]
     n_rows = setting.summary.rows

@@ -1,4 +1,7 @@
-"""How far curves move for other calibration and background rows of the same kind, without running the network again."""
+"""How far curves move for other calibration and background rows of the same kind.
+
+The network is not run again for it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp.network.inputs import Subset
+from nobsp.network.columns import Subset
 from nobsp.numerics import evenly_spaced
 from nobsp.published.algorithm import N_RESAMPLES
 from nobsp.tabular.correction import RegressionFit, tied_strengths
@@ -17,7 +20,8 @@ from nobsp.tabular.features import Points
 from nobsp.tabular.lookup import Array, Chunk
 from nobsp.tabular.tables import TablePiece, occupancy, purify, read, transfer
 
-# Rows on which the resamples' priors are read: the correction's share of a band changes little with more.
+# Rows on which the resamples' priors are read: the correction's share of a band changes little with
+# more.
 _PRIOR_ROWS = 2048
 # Most bytes of deviations; where all terms and outputs together take more, none are kept.
 _MOST_BYTES = 1 << 28
@@ -51,14 +55,15 @@ class Resamples:
 def resample_functions(fit: RegressionFit, traces: Traces) -> Resamples:
     """How far functions move from calibration to calibration.
 
-    Every resample draws the calibration rows and the background rows anew, with replacement. Prior and margins are made
-    again from what each background row gave; the correction follows to first order from the influence of the rows,
+    Every resample draws the calibration rows and the background rows anew, with replacement. Prior
+    and margins are made again from what each background row gave; the correction follows to first
+    order from the influence of the rows,
 
         δ_w − δ = (TᵀT/n + λI)⁻¹ [ Σ_i (w_i − 1) t_i e_i + Σ_i t_i (prior − prior_w)_i ] / n,
 
-    with e_i the residual of row i in a fit without its fold, and a strength λ that the folds cannot tell from the best.
-    The ridge's bias towards partial dependence, λ (TᵀT/n + λI)⁻¹ δ, is added to the variance, squared, so it widens
-    the band on both sides.
+    with e_i the residual of row i in a fit without its fold, and a strength λ that the folds cannot
+    tell from the best. The ridge's bias towards partial dependence, λ (TᵀT/n + λI)⁻¹ δ, is added to
+    the variance, squared, so it widens the band on both sides.
     """
     if not traces.mains:
         return Resamples({}, {})
@@ -113,7 +118,10 @@ def _count_bytes(fit: RegressionFit) -> int:
 
 
 def _draw_rows(fit: RegressionFit, generator: np.random.Generator) -> Array:
-    """How often each resample draws each row, (resamples, rows); rows that belong together are drawn together."""
+    """How often each resample draws each row, shape (resamples, rows).
+
+    Rows that belong together are drawn together.
+    """
     units = fit.sample.units()
     n_units = int(units.max()) + 1
     drawn = generator.multinomial(n_units, np.full(n_units, 1 / n_units), size=N_RESAMPLES)
@@ -201,7 +209,7 @@ def _take_margins_out(
     pure: Tensor,
     drawn: Tensor,
 ) -> None:
-    """Takes what a term's grid does on average over the background out of its features' own priors."""
+    """Takes a term's average over the background out of its features' own priors."""
     places = [lines[feature][1] for feature in term]
     for side, feature in enumerate(term):
         margin = _resampled_margin(pure, places, side, drawn)
@@ -210,7 +218,7 @@ def _take_margins_out(
 
 
 def _resampled_margin(pure: Tensor, places: Sequence[Tensor], side: int, drawn: Tensor) -> Tensor:
-    """Per resample, a grid along one side, averaged over the background rows that the resample drew."""
+    """Per resample, a grid along one side, averaged over the background rows that it drew."""
     others = [share for other, share in enumerate(places) if other != side]
     grids = pure.movedim(side + 1, 1)
     if len(others) == 1:
@@ -291,7 +299,10 @@ def _change_of_priors(
 
 
 def _draw_strengths(fit: RegressionFit, n_resamples: int, generator: np.random.Generator) -> Tensor:
-    """Per resample and output a λ that the folds cannot tell from the best, as it is added to TᵀT/n."""
+    """Per resample and output, a λ that the folds cannot tell from the best one.
+
+    It is given as it is added to TᵀT/n.
+    """
     tied = tied_strengths(fit.held_out.errors, fit.held_out.negligible).numpy()
     drawn = [generator.choice(np.flatnonzero(column), size=n_resamples) for column in tied.T]
     positions = torch.from_numpy(np.stack(drawn, 1))

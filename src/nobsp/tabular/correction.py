@@ -1,11 +1,12 @@
-"""The correction of the head: all terms in one regression, with what the head makes of them as prior.
+"""The correction of the head: all terms in one regression, with the head's own account as prior.
 
 With T the compressed representations of all terms and R = y − prior, for every output
 
     δ(α) = (TᵀT/n + α s I)⁻¹ TᵀR/n,        s = mean variance of T's columns,
 
-so that α → ∞ leaves the prior, which is partial dependence, and α → 0 is the oblique projection along all other terms.
-T's columns are scaled by `compress`. Strengths and pairs are judged on rows held out.
+so that α → ∞ leaves the prior, which is partial dependence, and α → 0 is the oblique projection
+along all other terms. T's columns are scaled by `compress`. Strengths and pairs are judged on rows
+held out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp.network.inputs import Subset
+from nobsp.network.columns import Subset
 from nobsp.tabular.features import Domain
 from nobsp.tabular.grids import DIRECT_ROWS
 from nobsp.tabular.health import r_squared
@@ -32,13 +33,15 @@ from nobsp.tabular.tables import DirectPiece, DirectTerm, Piece, TablePiece
 ALPHAS = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0, 100.0, 1e4)
 # A fitted interaction below this share of every output's spread is left out.
 WORTH_FITTING = 0.005
-# Unexplained share of the variance on held-out rows from which small interactions are not added: where features are
-# correlated, a network's smallest interactions bend the main curves by more than they explain.
+# Unexplained share of the variance on held-out rows from which small interactions are not added:
+# where features are correlated, a network's smallest interactions bend the main curves by more than
+# they explain.
 ENOUGH = 0.005
-# Share of what is left then that every further interaction must explain, as one does that the function really has.
+# Share of what is left then that every further interaction must explain, as one does that the
+# function really has.
 MOST_OF_THE_REST = 0.75
-# A share of the variance on held-out rows that is not worth a weaker ridge: where features are correlated, so little is
-# bought by curves that move far from calibration to calibration.
+# A share of the variance on held-out rows that is not worth a weaker ridge: where features are
+# correlated, so little is bought by curves that move far from calibration to calibration.
 WORTH_A_WEAKER_RIDGE = 1e-5
 # Up to so many rows all folds judge how many pairs are added.
 ALL_FOLDS = 1000
@@ -50,14 +53,19 @@ _BLOCK = 200
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """What the rows give the regression: terms as columns, what the head makes of them, and the folds."""
+    """What the regression gets from the rows: terms as columns, the head's account, the folds.
+
+    The head's account is what it makes of the terms, and is the prior.
+    """
 
     design: Tensor  # compressed representations of all terms, (rows, columns), centred
     prior: Tensor  # what the head's own coefficients give, (rows, outputs)
     outputs: Tensor  # the network's, (rows, outputs)
     fold: Tensor
     outside: Tensor  # rows that lie outside the range of all other folds' rows
-    clamped: Tensor  # their compressed representations clamped to that range, less the same means
+    # their compressed representations clamped to that range, less the same means; those of terms
+    # without a table as they are
+    clamped: Tensor
     # The regression that this one has some columns of, and which: products are taken from it.
     whole: tuple[Regression, Tensor | slice] | None = None
 
@@ -125,7 +133,7 @@ class Regression:
 
     @property
     def negligible(self) -> Tensor:
-        """Squared residuals, summed over all rows, that are not worth a weaker ridge; per output."""
+        """Per output the sum of squared residuals, over all rows, not worth a weaker ridge."""
         return WORTH_A_WEAKER_RIDGE * len(self.outputs) * self.outputs.var(0, correction=0)
 
     def only(self, columns: Tensor, prior: Tensor) -> Regression:
@@ -142,7 +150,7 @@ class Regression:
         )
 
     def unseen(self, rows: Tensor, values: Tensor, clamped: Tensor) -> Tensor:
-        """Values of some rows as fits on other folds see them: `clamped` are those of the rows outside."""
+        """Values of some rows as fits on other folds see them; `clamped` for the rows outside."""
         position = torch.full((len(self.design),), -1, dtype=torch.long)
         position[self.outside] = torch.arange(len(self.outside))
         beyond = position[rows] >= 0
@@ -222,14 +230,18 @@ def judge(
 def _train_system(
     regression: Regression, target: Tensor, cross: Tensor, fold: int, test: Tensor, train: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normal equations of all folds but one, their right-hand sides, and the rows of that fold as these see them.
+    """Normal equations of all folds but one, right-hand sides, and that fold as these see it.
 
-    `cross` is TᵀR of all rows, `test` and `train` are positions of the fold's rows and of all others.
+    The fold is given by its rows, as a fit on the other folds sees them.
+
+    `cross` is TᵀR of all rows, `test` and `train` are positions of the fold's rows and of all
+    others.
     """
     n_train = max(len(train), 1)
     mean_target = target[train].sum(0) / n_train
 
-    # With more columns than rows, coefficients are combinations of the rows: as many unknowns as rows are enough.
+    # With more columns than rows, coefficients are combinations of the rows: as many unknowns as
+    # rows are enough.
     if regression.design.shape[1] > len(train):
         system, seen = _train_kernel(regression, test, train)
         return system, target[train] - mean_target, seen
@@ -246,9 +258,12 @@ def _train_system(
 
 
 def _train_kernel(regression: Regression, test: Tensor, train: Tensor) -> tuple[Tensor, Tensor]:
-    """(T − t̄)(T − t̄)ᵀ/n of the rows fitted on, and the same of held-out rows with these; t̄ is the mean of the former.
+    """The kernel of the rows fitted on, and that of held-out rows with these, both centred.
 
-    All of it is in the kernel of the rows as they are, of which there is one for all folds and strengths.
+    It is (T − t̄)(T − t̄)ᵀ/n, where t̄ is the mean of the rows fitted on.
+
+    All of it is in the kernel of the rows as they are, of which there is one for all folds and
+    strengths.
     """
     n_train = max(len(train), 1)
     among = regression.kernel[train][:, train]
@@ -263,9 +278,10 @@ def _train_kernel(regression: Regression, test: Tensor, train: Tensor) -> tuple[
 def judge_around(
     regression: Regression, alphas: Sequence[float], likely: Collection[int]
 ) -> HeldOut:
-    """`judge` at likely strengths, and on from them as far as the folds cannot tell them from the best.
+    """`judge` at likely strengths, and on from them while the folds cannot tell them from the best.
 
-    Errors of the others count as infinite. Factorising for every strength is most of what a fit costs.
+    Errors of the others count as infinite. Factorising for every strength is most of what a fit
+    costs.
     """
     n_rows, n_outputs = regression.outputs.shape
     n_folds = regression.n_folds
@@ -329,7 +345,10 @@ def tied_strengths(errors: Tensor, negligible: Tensor) -> Tensor:
 
 
 def choose_strength(errors: Tensor, negligible: Tensor) -> Tensor:
-    """Per output the strongest ridge that the folds cannot tell from the best one: in doubt the prior decides."""
+    """Per output the strongest ridge that the folds cannot tell from the best one.
+
+    In doubt the prior decides.
+    """
     tied = tied_strengths(errors, negligible)
     positions = torch.arange(len(tied))[:, None]
     return torch.where(tied, positions, -1).amax(0)
@@ -360,8 +379,8 @@ def solve_ridge(
 ) -> Tensor:
     """(G + λI)⁻¹ c; the least-norm solution where λ is too small to make it definite.
 
-    `memory` of `factor_memory` is written over. Solves that follow each other share it: to take and give back
-    megabytes for each takes as long as the factors themselves.
+    `memory` of `factor_memory` is written over. Solves that follow each other share it: to take and
+    give back megabytes for each takes as long as the factors themselves.
     """
     factor = factor_memory(gram) if memory is None else memory
     factor.copy_(gram)
@@ -392,7 +411,8 @@ class Trial:
     terms: tuple[Subset, ...]  # in the order in which they are added, unless that is `by_size`
     least_relative_gain: float  # share of what is unexplained that a term must explain
     least_gain: float  # share of the outputs' variance that a term must explain
-    # α of the ridge to try them at; None for every second one of ALPHAS, or the one that was asked for
+    # α of the ridge to try them at; None for every second one of ALPHAS, or the one that was asked
+    # for
     alphas: tuple[float, ...] | None = None
     # after more numbers of terms than this were tried without a gain, no more are tried
     patience: int | None = None
@@ -405,12 +425,16 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class RegressionFit:
-    """Pieces that stayed, their functions, and the regression behind them, as long as the rows are in memory."""
+    """Pieces that stayed, their functions, and the regression behind them.
+
+    The regression is there as long as the rows are in memory.
+    """
 
     pieces: tuple[Piece, ...]
     finished: tuple[TermTable | DirectTerm, ...]  # their functions
     sizes: tuple[float, ...]  # each one's spread as a share of the outputs'
-    # The rows of the regression, which curves are centred on: fewer (2,048) where a term has no table.
+    # The rows of the regression, which curves are centred on: fewer (2,048) where a term has no
+    # table.
     sample: Sample
     regression: Regression
     alphas: tuple[float, ...]  # the strengths that were tried
@@ -421,7 +445,7 @@ class RegressionFit:
 
     @property
     def likely(self) -> set[int]:
-        """Positions of the strengths that were taken: those of a fit that differs little are near them."""
+        """Positions of the strengths that were taken; those of a similar fit are near them."""
         return {int(position) for position in self.held_out.best}
 
     def large_enough(self) -> set[Subset]:
@@ -439,7 +463,9 @@ def solve_terms(
     trial: Trial | None = None,
     likely: Collection[int] | None = None,
 ) -> RegressionFit:
-    """Chooses the strength, and which terms on trial pay, on rows held out; fits the correction on all rows.
+    """Chooses the strength and which terms on trial pay, and fits the correction.
+
+    The choice is made on rows held out; the correction is fitted on all rows.
 
     `likely` are positions of strengths around which the best is looked for; a trial finds its own.
     """
@@ -495,7 +521,7 @@ def try_terms(
 
 
 def _part_terms(pieces: Sequence[Piece], trial: Trial) -> tuple[list[int], list[int]]:
-    """Positions of the pieces that are not on trial, and of those that are, in the order of the trial."""
+    """Positions of the pieces not on trial, and of those on trial in the order of the trial."""
     position = {piece.term: number for number, piece in enumerate(pieces)}
     on_trial = [position[term] for term in trial.terms]
     certain = [number for number in range(len(pieces)) if number not in on_trial]
@@ -558,7 +584,10 @@ class _Candidates:
         return self.regression.only(columns, prior)
 
     def fit(self, chosen: Sequence[int], likely: Collection[int] | None = None) -> RegressionFit:
-        """Some of the pieces, fitted together at the strengths that held-out rows choose, all or around likely ones."""
+        """Some of the pieces, fitted together at the strengths that held-out rows choose.
+
+        All strengths are tried, or only those around `likely` ones.
+        """
         regression = self.regression_of(chosen)
         if likely:
             held_out = judge_around(regression, self.alphas, likely)
@@ -574,7 +603,10 @@ class _Candidates:
         )
 
     def sizes(self, chosen: Sequence[int], alphas: Tensor | None) -> list[float]:
-        """Spread of some of the pieces fitted together at given strengths, as a share of the outputs'."""
+        """Spread of pieces fitted together at given strengths, as a share of the outputs'.
+
+        Infinite where no strengths are given.
+        """
         if alphas is None:
             return [float("inf")] * len(chosen)
         correction = fit_correction(self.regression_of(chosen), alphas)
@@ -589,64 +621,65 @@ class _Candidates:
     def judge_ladder(
         self, certain: Sequence[int], on_trial: Sequence[int], trial: Trial
     ) -> _Verdict:
-        """Which of the pieces on trial pay on rows held out; all where there are too few rows to tell."""
-        n_rows = len(self.sample)
-        if not on_trial or n_rows < 2 * FOLDS:
+        """Which of the pieces on trial pay on held-out rows; all, if rows are too few to tell."""
+        if not on_trial or len(self.sample) < 2 * FOLDS:
             return _Verdict(paying=on_trial)
 
-        # Fewer folds than usual where most rows are copies of others.
-        n_folds = self.regression.n_folds
-        folds = range(n_folds if n_rows <= ALL_FOLDS else min(n_folds, TRIAL_FOLDS))
-        variance = self.sample.spread.square()
-        alphas = trial.alphas or self.alphas[::2]
-
-        costs: dict[int, float] = {}
-        best: dict[int, list[float]] = {}
         ordered = on_trial
-        must_fall_below = math.inf
+        rungs: list[_Rung] = []
         for count in _ladder(len(on_trial)):
             # In the order of the pieces, so that all of them need no copies.
             regression = self.regression_of(sorted([*certain, *ordered[:count]]))
-            held_out = judge(regression, alphas, folds=folds)
-            errors = held_out.errors.sum(0)
-            least = errors.amin(0) / (variance * n_rows)
-            unexplained = float(least.mean()) * n_folds / len(folds)
-            if unexplained > must_fall_below:
+            rung = self._try_rung(regression, count, trial)
+            if rungs and rung.unexplained > rungs[-1].next_must_reach:
                 break
-            costs[count] = trial.cost(unexplained, count)
-            best[count] = [alphas[int(position)] for position in errors.argmin(0)]
+            rungs.append(rung)
+            if _gives_up(rungs, trial):
+                break
 
-            nothing_pays = min(costs, key=costs.__getitem__) == 0
-            gives_up = trial.patience is not None and len(costs) > trial.patience
-            if nothing_pays and gives_up:
-                break
-            if unexplained <= ENOUGH:
-                n_more = max(count, 1)  # as the ladder's next rung has twice as many
-                must_fall_below = unexplained * (1 - MOST_OF_THE_REST) ** n_more
             if count == 0 and trial.by_size:
-                best_without = torch.tensor(best[0], dtype=torch.float64)
-                sizes = self._sizes_on_rows(on_trial, regression, best_without)
+                sizes = self._sizes_on_rows(on_trial, regression, rung.alphas)
                 ordered = sorted(on_trial, key=lambda number: -sizes[number])
 
-        count = min(costs, key=costs.__getitem__)
-        paying = set(ordered[:count])
+        best = _cheapest(rungs)
+        paying = set(ordered[: best.count])
         return _Verdict(
             paying=[number for number in on_trial if number in paying],
-            likely={self.alphas.index(alpha) for alpha in best[count]},
-            alphas=torch.tensor(best[count], dtype=torch.float64),
+            likely={self.alphas.index(alpha) for alpha in best.alphas.tolist()},
+            alphas=best.alphas,
+        )
+
+    def _try_rung(self, regression: Regression, count: int, trial: Trial) -> _Rung:
+        """What held-out rows say of a regression with `count` of the pieces on trial."""
+        n_rows = len(self.sample)
+        # Fewer folds than usual where most rows are copies of others.
+        n_folds = self.regression.n_folds
+        folds = range(n_folds if n_rows <= ALL_FOLDS else min(n_folds, TRIAL_FOLDS))
+        alphas = trial.alphas or self.alphas[::2]
+
+        errors = judge(regression, alphas, folds=folds).errors.sum(0)
+        variance = self.sample.spread.square()
+        least = errors.amin(0) / (variance * n_rows)
+        unexplained = float(least.mean()) * n_folds / len(folds)
+        return _Rung(
+            count=count,
+            unexplained=unexplained,
+            cost=trial.cost(unexplained, count),
+            alphas=torch.tensor(alphas, dtype=torch.float64)[errors.argmin(0)],
         )
 
     def _sizes_on_rows(
         self, on_trial: Sequence[int], without: Regression, alphas: Tensor
     ) -> dict[int, float]:
-        """How large the prior of every piece on trial is at the rows, apart from the terms of a fit without it.
+        """How large each prior on trial is at the rows, apart from the terms of a fit without it.
 
         After these have taken over what they can of it,
 
             e_⊥ = e − T (TᵀT/n + λI)⁻¹ Tᵀe/n,        size = e_⊥ᵀe_⊥,
 
-        as a share of the outputs' variance and on average over them. What held-out rows leave unexplained has no
-        say in the order: pairs that were chosen by it would make the headline of the same rows too high.
+        as a share of the outputs' variance and on average over them. What held-out rows leave
+        unexplained has no say in the order: pairs that were chosen by it would make the headline of
+        the same rows too high.
         """
         n_rows = len(self.sample)
         gram = without.total / n_rows
@@ -661,6 +694,35 @@ class _Candidates:
         return dict(zip(on_trial, sizes.tolist(), strict=True))
 
 
+@dataclass(frozen=True, eq=False)
+class _Rung:
+    """Some of the pieces on trial, fitted together with the certain ones."""
+
+    count: int  # of the pieces on trial
+    unexplained: float  # share of the outputs' variance on held-out rows
+    cost: float  # the same with what every piece must pay for itself
+    alphas: Tensor  # the best strength of every output
+
+    @property
+    def next_must_reach(self) -> float:
+        """What the next rung may leave unexplained: anything, unless little is left by this one."""
+        if self.unexplained > ENOUGH:
+            return math.inf
+        n_more = max(self.count, 1)  # as the ladder's next rung has twice as many
+        return self.unexplained * (1 - MOST_OF_THE_REST) ** n_more
+
+
+def _cheapest(rungs: Sequence[_Rung]) -> _Rung:
+    """The rung that held-out rows choose; the one with fewer pieces where two cost the same."""
+    return min(rungs, key=lambda rung: rung.cost)
+
+
+def _gives_up(rungs: Sequence[_Rung], trial: Trial) -> bool:
+    """Whether more rungs than the trial has patience for were no better than none of its pieces."""
+    is_patient = trial.patience is None or len(rungs) <= trial.patience
+    return not is_patient and _cheapest(rungs).count == 0
+
+
 class _Verdict(NamedTuple):
     """What a trial tells."""
 
@@ -671,7 +733,10 @@ class _Verdict(NamedTuple):
 
 
 def _limit_rows(sample: Sample, pieces: Sequence[Piece], generator: np.random.Generator) -> Sample:
-    """All rows; some, drawn at random, where a term has no table, because every one of them is run for it."""
+    """All rows, or some of them drawn at random where a term has no table.
+
+    Every row is run for a term without a table.
+    """
     runs_rows = any(isinstance(piece, DirectPiece) for piece in pieces)
     if not runs_rows or len(sample) <= DIRECT_ROWS:
         return sample
@@ -695,7 +760,7 @@ def complete_fit(
     alphas: Sequence[float],
     held_out: HeldOut,
 ) -> RegressionFit:
-    """The correction at the strengths that held-out rows chose, and the functions it makes of the pieces."""
+    """The correction at the strengths that held-out rows chose, and the pieces' functions."""
     best_alphas = torch.tensor(alphas, dtype=torch.float64)[held_out.best]
     correction = fit_correction(regression, best_alphas)
     deltas = torch.split(correction.delta, [piece.rank for piece in pieces])
@@ -725,12 +790,18 @@ def complete_fit(
 
 
 def share_explained(residual: Tensor, outputs: Tensor) -> Tensor:
-    """R² per output: the share of its variance that residuals do not leave; NaN where it varies by rounding only."""
+    """R² per output: the share of its variance that residuals do not leave.
+
+    NaN where an output varies by rounding only.
+    """
     return torch.from_numpy(r_squared(residual.numpy(), outputs.numpy()))
 
 
 def hold_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tuple[Tensor, Sample]:
-    """Rows outside the range of all other folds' rows, as unseen rows may be, and the same held at that range."""
+    """Rows outside the range of all other folds' rows, and the same held at that range.
+
+    Unseen rows may be outside in the same way.
+    """
     beyond = np.zeros(len(sample), dtype=bool)
     own = dict(sample.own)
     for domain in domains:

@@ -10,9 +10,9 @@ import numpy as np
 
 from nobsp._typing import AnyArray, FloatArray, ModelLike, TableLike
 from nobsp.arguments import quote, require_flag, require_number
-from nobsp.base import Finding, sort_findings
+from nobsp.base import Finding
 from nobsp.numerics import evenly_spaced
-from nobsp.tabular.health import Health, r_squared
+from nobsp.tabular.health import Health, r_squared, sort_findings
 from nobsp.tabular.heights import Ridge, add_tables, blocks_of, relative_penalties
 from nobsp.tabular.indexing import output_position
 from nobsp.tabular.lookup import (
@@ -51,10 +51,11 @@ class Edit:
         rule: What was asked for, in words.
         rows: How many rows it was measured on.
         agreement: Per output, R² of the edited functions' sum against the one before this edit.
-        before: Per output, R² of the functions before against the model; empty where no model was at hand.
+        before: Per output, R² of the functions before against the model; empty where no model was
+            at hand.
         after: The same after the edit.
-        taken_over: For a dropped feature, per other feature the share of what it said that this one can say in its
-            place; together what is not lost.
+        taken_over: For a dropped feature, per other feature the share of what it said that this one
+            can say in its place; together what is not lost.
     """
 
     feature: str
@@ -182,7 +183,10 @@ def cap(
 def drop(
     functions: Functions, feature: str, X: TableLike, *, take_over: bool, model: ModelLike
 ) -> Functions:
-    """The functions without a feature; the others say in its place what they can, where that is asked for."""
+    """The functions without a feature.
+
+    Where `take_over` asks for it, the others say in its place what they can.
+    """
     require_flag("take_over", take_over)
     position = feature_position(functions, feature)
     if _is_dropped(functions, position):
@@ -226,8 +230,8 @@ def _require_output(functions: Functions, rule: Rule, output: int | str | None) 
     for_one = callable(rule) or rule.strip().lower() in _DIRECTIONS
     if for_one and output is None and len(names) > 1:
         raise ValueError(
-            f"output must be chosen among {', '.join(map(repr, names))}. Choose one output: a rule for all at once "
-            "is ambiguous."
+            f"output must be chosen among {', '.join(map(repr, names))}. Choose one output: a rule "
+            "for all at once is ambiguous."
         )
 
 
@@ -346,7 +350,7 @@ def record(
     *,
     taken_over: Mapping[str, float] | None = None,
 ) -> Functions:
-    """The edited functions with what is known of them measured anew, an entry in their history and the way back."""
+    """The edited functions, measured anew, with an entry in their history and the way back."""
     before, _ = read_tables(former, rows.columns, rows.count)
     after, _ = read_tables(edited, rows.columns, rows.count)
     sums_before = former.base_values + before.sum(1)

@@ -41,11 +41,11 @@ _SHOWN_OUTPUTS = 5
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation(NamesFromElsewhere):
-    """Predictions written as base + contributions + residual, exactly, row by row and output by output.
+    """Predictions written as base + contributions + residual, exactly, for each row and output.
 
-    `predictions == base_values + values.sum(1) + residual` holds to float64 rounding. Predictions are the network's
-    logits (or regression outputs), never probabilities. Logits of several classes mean something only up to a shift
-    that all classes share, which is gone in `contrast`.
+    `predictions == base_values + values.sum(1) + residual` holds to float64 rounding. Predictions
+    are the network's logits (or regression outputs), never probabilities. Logits of several classes
+    mean something only up to a shift that all classes share, which is gone in `contrast`.
 
     Attributes:
         values: Contributions, shape (rows, terms, outputs).
@@ -56,12 +56,14 @@ class Explanation(NamesFromElsewhere):
         feature_names: Names of all features.
         output_names: Names of the outputs.
         data: The rows as they were given.
-        outside: Whether a feature's value lies outside the calibrated range, shape (rows, features).
+        outside: Whether a feature's value lies outside the calibrated range, shape (rows,
+            features).
         baseline_contributions: What each term contributes at the baseline, shape (terms, outputs).
         explainer: The functions behind this account, without the network.
-        scale: What the account is of: "output" for logits and regression outputs, "probability" for what their link
-            makes of them.
-        origin: The functions that the account was read from, on whichever scale it is now; None after arithmetic.
+        scale: What the account is of: "output" for logits and regression outputs, "probability" for
+            what their link makes of them.
+        origin: The functions that the account was read from, on whichever scale it is now; None
+            after arithmetic.
         link: What was applied to the outputs: "identity", or the link that `to_probability` used.
     """
 
@@ -90,14 +92,19 @@ class Explanation(NamesFromElsewhere):
         return tuple(self.values.shape)
 
     def total(self) -> FloatArray:
-        """Everything a feature takes part in: the sum of all terms that contain it, (rows, features, outputs).
+        """Everything a feature takes part in: the sum of all terms that contain it.
+
+        Shape (rows, features, outputs).
 
         A pair counts for both of its features, so totals do not add up to the prediction.
         """
         return self._per_feature([1.0] * len(self.terms))
 
     def _per_feature(self, shares: Sequence[float]) -> FloatArray:
-        """Contributions added up by feature, (rows, features, outputs): of every term a share to each of its own."""
+        """Contributions added up by feature, shape (rows, features, outputs).
+
+        Of every term, each of its features gets the share given for it.
+        """
         sums = np.zeros((len(self), len(self.feature_names), len(self.output_names)))
         positions = {name: position for position, name in enumerate(self.feature_names)}
         for number, term in enumerate(self.terms):
@@ -107,10 +114,10 @@ class Explanation(NamesFromElsewhere):
         return sums
 
     def from_baseline(self) -> Explanation:
-        """The same account measured from the baseline instead of the mean (the paper's Δ-baseline attributions).
+        """The same account from the baseline, not the mean (the paper's Δ-baseline attributions).
 
-        Each contribution is g(x) − g(baseline), so a feature at its baseline contributes nothing; the base
-        takes up the difference and the account still adds up.
+        Each contribution is g(x) − g(baseline), so a feature at its baseline contributes nothing;
+        the base takes up the difference and the account still adds up.
         """
         return replace(
             self,
@@ -132,10 +139,15 @@ class Explanation(NamesFromElsewhere):
         return replace(self, **differences, output_names=(label,))
 
     def to_probability(self, *, link: str | None = None) -> Explanation:
-        """The account on the scale of probabilities (of means, where the link is exp); it still adds up exactly.
+        """The account on the scale of probabilities (of means, where the link is exp).
 
-        Contributions to the outputs are carried over by the link's mean slope on the straight line from the base to the
-        prediction (Aumann and Shapley's rule). The base is the link of the base, not the mean probability.
+        It still adds up exactly.
+
+        Contributions to the outputs are carried over by the link's mean slope on the straight line
+        from the base to the prediction (Aumann and Shapley's rule). The base is the link of the
+        base, not the mean probability. Terms that pull in opposite directions may each be larger
+        than 1; only their sum is a probability. Where that happens, the result says so
+        (`findings`).
 
         Args:
             link: "softmax", "sigmoid" or "exp"; the model's own by default.
@@ -165,7 +177,10 @@ class Explanation(NamesFromElsewhere):
         )
 
     def _usable_link(self, link: str | None) -> str:
-        """The link asked for or the model's own, or an error where it cannot be applied to this account."""
+        """The link asked for, or the model's own.
+
+        Raises a ValueError where it cannot be applied to this account.
+        """
         require_choice("link", link, (None, "softmax", "log_softmax", "sigmoid", "exp"))
         chosen = link or getattr(self.explainer, "link", None)
         if chosen == "log_softmax":
@@ -176,21 +191,27 @@ class Explanation(NamesFromElsewhere):
             )
         if chosen not in ("softmax", "sigmoid", "exp"):
             raise ValueError(
-                f"the model's outputs are explained as they are (link {chosen!r}). If they are probabilities already, "
+                f"the model's outputs are explained as they are (link {chosen!r}). If they are "
+                "probabilities already, "
                 "as those of forests are, this account is in probabilities; "
-                "if you apply a link to them, name it: link='softmax', 'sigmoid' or 'exp'."
+                'if you apply a link to them, name it, as in to_probability(link="softmax"); '
+                '"sigmoid" and "exp" are '
+                "the others."
             )
 
         n_classes = len(getattr(self.explainer, "output_names", self.output_names))
         has_all_classes = len(self.output_names) == n_classes > 1
         if chosen == "softmax" and not has_all_classes:
             raise ValueError(
-                "a softmax needs the outputs of all classes; call to_probability before choosing some."
+                "a softmax needs the outputs of all classes; call to_probability before choosing "
+                "some."
             )
         return str(chosen)
 
     def explained(self) -> FloatArray:
-        """R² of the terms on these rows, per output: 1 − Σ residual² / Σ (prediction − mean prediction)².
+        """R² of the terms per output: 1 − Σ residual² / Σ (prediction − mean prediction)².
+
+        It is measured on these rows.
 
         A residual that is the same for all rows counts too. NaN where an output does not vary.
         """
@@ -203,7 +224,14 @@ class Explanation(NamesFromElsewhere):
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """What is worth knowing of these rows: R² clearly below the headline, or combinations far from all seen."""
+        """What is worth knowing of these rows.
+
+        R² clearly below the headline, combinations far from all seen, contributions of more than 1
+        to a probability.
+        """
+        if self.scale == "probability":
+            beyond = beyond_one_finding(self.values, self.link)
+            return () if beyond is None else (beyond,)
         if not self._is_of_all_terms():
             return ()
 
@@ -220,7 +248,7 @@ class Explanation(NamesFromElsewhere):
         return tuple(finding for finding in findings if finding is not None)
 
     def _is_of_all_terms(self) -> bool:
-        """Whether this is the whole account that the explainer gave, on the scale of its outputs."""
+        """Whether this is the explainer's whole account, on the scale of its outputs."""
         if self.explainer is None or self.scale != "output":
             return False
         n_terms = len(self.explainer.terms) + len(self.explainer.left_out)
@@ -228,7 +256,9 @@ class Explanation(NamesFromElsewhere):
 
     @cached_property
     def far(self) -> BoolArray:
-        """Rows whose combination of numbers is far from all calibration rows though each is in range, (rows,).
+        """Rows whose combination of numbers is far from all calibration rows, shape (rows,).
+
+        Each of the numbers is in its range.
 
         `outside` tells of single values, this of their combination. Categories do not count.
         """
@@ -239,10 +269,12 @@ class Explanation(NamesFromElsewhere):
         return np.asarray(reach.beyond(columns) & ~self.outside.any(1))
 
     def __getitem__(self, key: Any) -> Explanation:
-        """Some rows, terms and outputs: `ex[3]`, `ex[:, "age"]`, `ex[:, ("age", "income")]`, `ex[:, :, "yes"]`.
+        """Some rows, terms and outputs: `ex[3]`, `ex[:, "age"]`, `ex[:, :, "yes"]`.
 
-        Rows go by position, slice, list of positions or mask; terms and outputs also by name. Terms left out are
-        counted in the residual, so the account still adds up.
+        An interaction is `ex[:, ("age", "income")]`.
+
+        Rows go by position, slice, list of positions or mask; terms and outputs also by name. Terms
+        left out are counted in the residual, so the account still adds up.
         """
         row_key, term_key, output_key = split_axes(key)
         if _is_one_term(term_key):
@@ -274,7 +306,10 @@ class Explanation(NamesFromElsewhere):
         )
 
     def top(self, k: int) -> Explanation:
-        """The `k` terms with the largest mean absolute contribution; the others are counted in the residual."""
+        """The `k` terms with the largest mean absolute contribution.
+
+        The others are counted in the residual.
+        """
         require_whole_number("k", k, least=0)
         strongest = np.argsort(-self._mean_sizes(), kind="stable")[:k]
         return self[:, np.sort(strongest)]
@@ -286,14 +321,19 @@ class Explanation(NamesFromElsewhere):
         return np.asarray(sizes / np.maximum(known.sum((0, 2)), 1))
 
     def order(self, size: int) -> Explanation:
-        """Only terms of `size` features: 1 for main effects, 2 for pairs; the others are counted in the residual."""
+        """Only terms of `size` features: 1 for main effects, 2 for pairs.
+
+        The others are counted in the residual.
+        """
         require_whole_number("size", size)
         if not self.terms:
             return self
         return self[:, [len(term) == size for term in self.terms]]
 
     def __add__(self, other: Explanation) -> Explanation:
-        """The account of two models' summed outputs on the same rows; a term that one lacks contributes nothing there.
+        """The account of two models' summed outputs on the same rows.
+
+        A term that one of them lacks contributes nothing there.
 
         With `-` it is what changed from one model to another, and with `*` a mean: `(a + b) * 0.5`.
         """
@@ -354,15 +394,19 @@ class Explanation(NamesFromElsewhere):
 
     @property
     def plot(self) -> Plots:
-        """Its plots: `ex.plot.waterfall(0)`, `ex.plot.beeswarm()`, `ex.plot.importance()`, `ex.plot.ledger()`."""
+        """Plots such as `ex.plot.waterfall(0)` and `ex.plot.beeswarm()`.
+
+        There are also `ex.plot.importance()`, `ex.plot.ledger()` and others.
+        """
         return Plots(
             self, ("beeswarm", "importance", "interaction_matrix", "ledger", "waterfall", "windows")
         )
 
     def to_frame(self, output: int | str | None = None) -> NativeFrame:
-        """The account as a frame of the caller's kind: base, one column per term, residual, prediction.
+        """The account as the caller's kind of frame: base, a column per term, residual, prediction.
 
-        The index of a pandas frame is kept; an array's account is a pandas frame, or else a polars one.
+        The index of a pandas frame is kept; an array's account is a pandas frame, or else a polars
+        one.
 
         Args:
             output: Which output; may be left out where there is only one.
@@ -380,8 +424,8 @@ class Explanation(NamesFromElsewhere):
     def to_shap(self, output: int | str | None = None) -> Any:
         """A `shap.Explanation` for shap's plots; needs the shap package.
 
-        A pair is shared equally between its features, as Shapley values would, and the residual is a column
-        of its own: nothing is hidden, and the values add up to the prediction.
+        A pair is shared equally between its features, as Shapley values would, and the residual is
+        a column of its own: nothing is hidden, and the values add up to the prediction.
 
         Args:
             output: Which output; may be left out where there is only one.
@@ -450,7 +494,7 @@ class Explanation(NamesFromElsewhere):
         return [*lines, notebook.Bar("residual", residual_size, colour=notebook.NEUTRAL)]
 
     def _account_of_a_row(self) -> str:
-        """The account of a single row: its strongest terms, what the others add up to, and the residual."""
+        """The account of one row: its strongest terms, the sum of the others, the residual."""
         contributions = self.values[0, :, 0]
         order = np.argsort(-np.abs(np.nan_to_num(contributions)), kind="stable")
         shown, others = order[:_SHOWN_TERMS], order[_SHOWN_TERMS:]
@@ -498,13 +542,31 @@ class Explanation(NamesFromElsewhere):
         return self._output(0)
 
 
+def beyond_one_finding(values: FloatArray, link: str) -> Finding | None:
+    """A finding where contributions to probabilities are larger than any probability.
+
+    None where there are no such contributions, or no probabilities.
+    """
+    known = np.abs(values[np.isfinite(values)])
+    if link == "exp" or not (known > 1.0).any():
+        return None
+    n_rows = int((np.abs(np.nan_to_num(values)) > 1.0).any((1, 2)).sum())
+    message = (
+        f"Contributions to a probability are larger than 1 in {count(n_rows, 'row')} of "
+        f"{len(values):,}, the largest {known.max():.2f}: terms that pull in opposite directions "
+        "cancel, and only their sum with the base and the residual is a probability. Logits "
+        "(without to_probability) are easier to read there."
+    )
+    return Finding("note", "beyond_one", "", message)
+
+
 def _is_one_term(key: Any) -> bool:
     """Whether a tuple names the features of one term, and not several terms."""
     return isinstance(key, tuple) and bool(key) and all(isinstance(name, str) for name in key)
 
 
 def _data_matrix(data: TableLike, n_rows: int, features: Sequence[str]) -> AnyArray:
-    """The explained rows, one column per feature; NaN where a feature is no single column of theirs."""
+    """The explained rows, one column per feature; NaN for one that is no single column of them."""
     frame = frame_of(data)
     if frame is None:
         shape = (n_rows, len(features))
@@ -576,8 +638,8 @@ def carry_over(values: FloatArray, start: FloatArray, stop: FloatArray, link: st
 def _count_nodes(change: FloatArray, link: str) -> int:
     """Nodes that make the rule exact to rounding, as far as there are enough.
 
-    Sigmoid and softmax are analytic up to a distance of π over the change: the error with n nodes is
-    exp(−2 n asinh(2π / change)).
+    Sigmoid and softmax are analytic up to a distance of π over the change: the error with n nodes
+    is exp(−2 n asinh(2π / change)).
     """
     finite = change[np.isfinite(change).all(1)]
     largest = 1.0

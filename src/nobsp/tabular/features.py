@@ -1,7 +1,8 @@
-"""What a feature is: its columns, name and kind, its levels or range, and where its function is tabulated.
+"""What a feature is: columns, name, kind, levels or range, and where its function is tabulated.
 
-In this order: the caller's columns and what each of them holds, how their values become the network's
-input, categories; then the domain of a feature, its points, and from codes back to values.
+In this order: the caller's columns and what each of them holds, how their values become the
+network's input, categories; then the domain of a feature, its points, and from codes back to
+values.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, Frame, Tab
 from nobsp.arguments import suggest, warn_caller
 from nobsp.frames import frame_of, is_missing, match_columns
 from nobsp.network.adapted import Adapted, grouping_rows
-from nobsp.network.inputs import (
+from nobsp.network.columns import (
     MOST_CODES,
     MOST_LEVELS,
     Features,
@@ -45,7 +46,8 @@ from nobsp.tabular.lookup import (
 # What a caller may say about features: their names, or names with the columns of each.
 FeatureOption = Sequence[str] | Mapping[str, Any] | None
 
-# Distinct numbers of a column that are kept, for encoders that know no others; a one-hot group is seldom wider.
+# Distinct numbers of a column that are kept, for encoders that know no others; a one-hot group is
+# seldom wider.
 _MOST_NUMBERS = 4096
 # Baselines that are words, and are worked out from the rows.
 _BASELINE_WORDS = ("mean", "zero", "median", "mode")
@@ -77,7 +79,7 @@ class Seen:
         return replace(self, levels=levels, span=span, quantiles=quantiles)
 
     def _merge_levels(self, other: Seen, most: int) -> list[Any] | None:
-        """Levels of two shares in order; None where either has none, or they are too many numbers."""
+        """Levels of two shares, in order; None where either has none, or numbers are too many."""
         if self.levels is None or other.levels is None:
             return None
         levels = [*self.levels, *other.levels]
@@ -123,7 +125,10 @@ class Columns:
 def _most_levels(
     members: Sequence[Sequence[int]], encoded: Sequence[Sequence[int]]
 ) -> dict[int, int]:
-    """By the caller's column that is a feature, most numbers kept of it: an encoder may know no value in between."""
+    """By the caller's column that is a feature, the most numbers of it that are kept.
+
+    An encoder may know no value in between.
+    """
     most = {}
     for group, columns in zip(members, encoded, strict=True):
         if len(group) == 1:
@@ -131,7 +136,7 @@ def _most_levels(
     return most
 
 
-# ---------------------------------------------------------------------- which columns make a feature
+# --------------------------------------------------------------------- which columns make a feature
 
 
 def columns_of(
@@ -145,7 +150,8 @@ def columns_of(
 ) -> Columns:
     """Settles the features for a table and a model.
 
-    `groups` are the columns that a preprocessing makes of each of the caller's, where they are known already.
+    `groups` are the columns that a preprocessing makes of each of the caller's, where they are
+    known already.
     """
     if adapted.resolve is not None:
         features = adapted.resolve(features)
@@ -209,7 +215,10 @@ def _encoded_columns(
 
 
 def whole_table(X: TableLike, adapted: Adapted) -> tuple[TableLike, Frame | None]:
-    """A table for a scikit-learn pipeline, its columns in the order of the pipeline, and as narwhals sees it."""
+    """A table for a scikit-learn pipeline, and the same table as narwhals sees it.
+
+    Its columns are in the order of the pipeline.
+    """
     frame = frame_of(X)
     if frame is not None:
         frame = match_columns(frame, argument="X", columns=adapted.feature_names)
@@ -225,7 +234,10 @@ def whole_table(X: TableLike, adapted: Adapted) -> tuple[TableLike, Frame | None
 
 
 def _look_at(X: TableLike, frame: Frame | None, position: int, name: str, most: int) -> Seen:
-    """What is in one column, with at most so many numbers as levels; no other column is looked at meanwhile."""
+    """What is in one column, with at most `most` numbers as levels.
+
+    No other column is looked at meanwhile.
+    """
     if frame is None:
         values = np.asarray(X[:, position])
         if values.dtype.kind in "biuf":
@@ -246,7 +258,10 @@ def _look_at(X: TableLike, frame: Frame | None, position: int, name: str, most: 
 
 
 def _see_names(times: Mapping[Any, int], absent: list[Any], name: str, most: int) -> Seen:
-    """A column of text or objects: how often each occurs, and values among which missing ones are."""
+    """A column of text or objects: how often each value occurs, and which are missing.
+
+    The missing ones are found among `absent`.
+    """
     if all(isinstance(value, int | float | np.number | bool) for value in times):
         numbers = np.array(list(times), dtype=np.float64)
         return _see_numbers(np.repeat(numbers, list(times.values())), most)
@@ -254,8 +269,8 @@ def _see_names(times: Mapping[Any, int], absent: list[Any], name: str, most: int
     levels = sorted(times, key=str)
     if len(levels) > MOST_CODES:
         warn_caller(
-            f"column {name!r} has {len(levels):,} levels, of which only the first {MOST_CODES:,} in order are kept; "
-            "leave it out if it numbers the rows."
+            f"column {name!r} has {len(levels):,} levels, of which only the first {MOST_CODES:,} "
+            "in order are kept; leave it out if it numbers the rows."
         )
     return Seen(
         numeric=False,
@@ -295,7 +310,7 @@ def _see_numbers(column: AnyArray, most: int) -> Seen:
 
 
 def _in_order(levels: list[Any]) -> list[Any]:
-    """Names in order, up to as many as are kept, and the value that stands for none where there is one."""
+    """Names in order, up to as many as are kept, and the value for a missing one if it occurs."""
     missing = [value for value in levels if is_missing(value)]
     names = {value for value in levels if not is_missing(value)}
     return sorted(names, key=str)[:MOST_CODES] + missing[:1]
@@ -306,7 +321,7 @@ def _count_objects(column: AnyArray) -> Counter[Any]:
     return Counter(value for value in np.asarray(column, dtype=object) if not is_missing(value))
 
 
-# ---------------------------------------------------------------------- the caller's values as the network takes them
+# ---------------------------------------------------- the caller's values as the network takes them
 
 
 def input_values(columns: Columns, adapted: Adapted, feature: int, values: ArrayLike) -> Tensor:
@@ -334,25 +349,37 @@ def _encode_values(
     columns: Columns, adapted: Adapted, feature: int, values: AnyArray
 ) -> FloatArray:
     """Values of one feature through the preprocessing, with typical values in the other columns."""
-    assert adapted.encode is not None
-    typical = [column.typical for column in columns.seen]
-    rows = np.tile(np.array(typical, dtype=object), (len(values), 1))
-    rows[:, list(columns.members[feature])] = values
-    try:
-        if not any(isinstance(value, str) for value in typical):
-            rows = rows.astype(np.float64)
-        encoded = adapted.encode(rows)
-    except (TypeError, ValueError) as error:
-        name = columns.features.names[feature]
-        raise ValueError(
-            f"values of {name!r} do not pass the model's preprocessing ({error})."
-        ) from error
+    _, encoded = encode_typical_rows(columns, adapted, {feature: values})
     inputs: FloatArray = encoded[:, list(columns.features.columns[feature])]
     return inputs
 
 
+def encode_typical_rows(
+    columns: Columns, adapted: Adapted, values: Mapping[int, AnyArray]
+) -> tuple[AnyArray, FloatArray]:
+    """Rows with these values of some features, and typical values elsewhere.
+
+    The rows are given as the caller has them and as the network takes them.
+    """
+    assert adapted.encode is not None
+    typical = [column.typical for column in columns.seen]
+    n_rows = len(next(iter(values.values())))
+    rows = np.tile(np.array(typical, dtype=object), (n_rows, 1))
+    for feature, own in values.items():
+        rows[:, list(columns.members[feature])] = own
+    try:
+        if not any(isinstance(value, str) for value in typical):
+            rows = rows.astype(np.float64)
+        return rows, adapted.encode(rows)
+    except (TypeError, ValueError) as error:
+        names = " and ".join(repr(columns.features.names[feature]) for feature in values)
+        raise ValueError(
+            f"values of {names} do not pass the model's preprocessing ({error})."
+        ) from error
+
+
 def input_baseline(columns: Columns, adapted: Adapted, baseline: Any) -> Any:
-    """A baseline in the caller's units as one for the network's input; words such as "mean" stay."""
+    """A baseline in the caller's units, as the network's input; words such as "mean" stay."""
     if adapted.encode is None or isinstance(baseline, str):
         return baseline
     if isinstance(baseline, Mapping):
@@ -364,7 +391,8 @@ def input_baseline(columns: Columns, adapted: Adapted, baseline: Any) -> Any:
     row = np.asarray(baseline, dtype=object).ravel()
     if len(row) != columns.count:
         raise ValueError(
-            f"baseline has {len(row)} values but the table has {columns.count} columns; pass one each."
+            f"baseline has {len(row)} values but the table has {columns.count} columns; pass one "
+            "each."
         )
     by_name = {}
     for feature, name in enumerate(columns.features.names):
@@ -393,7 +421,10 @@ def _feature_baseline(columns: Columns, adapted: Adapted, name: str, value: Any)
 def categories_of(
     columns: Columns, summary: Summary, embedded: Sequence[int], *, integer: bool
 ) -> frozenset[int]:
-    """Features whose mean is no possible value: embedded codes, text, groups of two-valued columns (one-hot)."""
+    """Features whose mean is no possible value.
+
+    These are embedded codes, text, and groups of two-valued columns (one-hot).
+    """
     categories = {feature for feature in range(len(columns.features)) if columns.texts(feature)}
     for feature, group in enumerate(columns.features.columns):
         if integer or any(column in embedded for column in group):
@@ -401,8 +432,9 @@ def categories_of(
             counted = summary.codes.get(feature, ())
             if feature not in summary.levels and len(counted) < len(group):
                 warn_caller(
-                    f"the codes of feature {columns.features.names[feature]!r} are not whole, or span more than the "
-                    f"{MOST_CODES:,} that are counted; codes that calibration did not see will not be refused."
+                    f"the codes of feature {columns.features.names[feature]!r} are not whole, or "
+                    f"span more than the {MOST_CODES:,} that are counted; codes that calibration "
+                    "did not see will not be refused."
                 )
         elif len(group) > 1 and bool(summary.two_valued[list(group)].all()):
             categories.add(feature)
@@ -410,7 +442,7 @@ def categories_of(
 
 
 def level_labels(columns: Columns, feature: int, levels: Tensor) -> list[str]:
-    """What to call each level of a feature: its number, the one-hot columns that are on, or all its values."""
+    """What to call each level: its number, the one-hot columns that are on, or all its values."""
     members = columns.members[feature]
     if len(members) == 1:
         return [f"{value:g}" for value in levels[:, 0].tolist()]
@@ -439,31 +471,38 @@ def _labels_of_flags(names: Sequence[str], levels: Tensor) -> list[str]:
     return labels
 
 
-# ---------------------------------------------------------------------- where a feature's function is tabulated
+# ---------------------------------------------------------- where a feature's function is tabulated
 
 
 Encode = Callable[[NDArray[np.generic]], Tensor]
 
 # Numbers with at most so many distinct values have their knots there.
 FEW_VALUES = 32
-# Rows that each value of a number has on average, where numbers are taken to be whole, or codes: one knot at each.
+# Rows that each value of a number has on average, where numbers are taken to be whole, or codes:
+# one knot at each.
 _ROWS_OF_A_VALUE = 4
 # A flag, whose thresholds say nothing: LightGBM writes that of 0 and 1 as 1e-35.
 _VALUES_OF_A_FLAG = 2
-# Categories with more levels are run through the network row by row, like features of several numbers.
+# Categories with more levels are run through the network row by row, like features of several
+# numbers.
 MOST_TABLED_LEVELS = 4096
-# Knots closer than this share of their size are one: their distance is rounding, and slopes would be noise.
+# Knots closer than this share of their size are one: their distance is rounding, and slopes would
+# be noise.
 _LEAST_DISTANCE = 1e-12
-# Knots that follow the rows stay this share of the range away from thresholds, which have two knots of their own.
+# Knots that follow the rows stay this share of the range away from thresholds, which have two knots
+# of their own.
 _NEXT_TO_A_THRESHOLD = 1e-6
-# Most values of a column on which its encoding is looked up, where rows are known only as the network takes them.
+# Most values of a column on which its encoding is looked up, where rows are known only as the
+# network takes them.
 _DECODED_POINTS = 4096
 # The same where only the range of a column is known.
 _POINTS_OF_A_RANGE = 256
-# A row is at a level, or missing, when its code is so close to that of the level: codes may be float32.
+# A row is at a level, or missing, when its code is so close to that of the level: codes may be
+# float32.
 _SAME_LEVEL = 1e-6
 _SAME_CODE = 1e-9
-# How far a value between two known ones is tried, and how far its code may move, as shares of their distances.
+# How far a value between two known ones is tried, and how far its code may move, as shares of their
+# distances.
 _STEP_BETWEEN = 1e-6
 _LARGEST_MOVE = 1e-3
 # Rows that are compared with all known codes at once: distances to 4,096 of them take 32 MB.
@@ -482,7 +521,8 @@ class Points:
     # for every point the position of the point it is held at: itself, or the end of the range
     held: Places
     name: str = ""  # what the feature is called, for messages
-    # which points stand for themselves, not for the last one that the preprocessing takes; None for all
+    # which points stand for themselves, not for the last one that the preprocessing takes; None for
+    # all
     encoded: BoolArray | None = None
 
     def __len__(self) -> int:
@@ -506,9 +546,12 @@ def place_knots(
     reach: Sequence[float],
     most_values: int = 0,
 ) -> tuple[Array, Array]:
-    """Knots inside the calibrated range, some evenly spaced for heavy tails, and knots at `reach` ranges beyond it.
+    """Knots inside the calibrated range, and knots at `reach` ranges beyond it.
 
-    Numbers that take few values have one at each: up to so many values, where each is taken by several rows.
+    Some of those inside are evenly spaced, for heavy tails.
+
+    Numbers that take few values have one at each: up to so many values, where each is taken by
+    several rows.
     """
     low, high = span
     x = x[np.isfinite(x)]
@@ -577,7 +620,7 @@ class Domain:
         reach: Sequence[float],
         most_values: int = 0,
     ) -> Points:
-        """Levels, or knots: some that follow the rows, some evenly spaced, some beyond the range."""
+        """Levels, or knots: some follow the rows, some are even, some lie beyond the range."""
         if self.levels is not None and self.level_inputs is not None:
             return self._level_points(self.levels, self.level_inputs)
 
@@ -607,7 +650,7 @@ class Domain:
         )
 
     def number_points(self, knots: Array) -> Points:
-        """Increasing knots as points, and one for missing numbers where the preprocessing takes them."""
+        """Increasing knots as points, and one for missing numbers if preprocessing takes them."""
         assert self.span is not None
         inside = np.clip(knots, *self.span)
         held = np.clip(np.searchsorted(knots, inside), 0, len(knots) - 1)
@@ -635,7 +678,10 @@ class Domain:
         )
 
     def _encode_or_hold(self, knots: Array, held: Places) -> tuple[Tensor, BoolArray | None]:
-        """Knots as the network takes them; those that the preprocessing does not take as the last that it does."""
+        """Knots as the network takes them.
+
+        Those that the preprocessing does not take are held at the last one that it does.
+        """
         try:
             return self.encode(knots[:, None]), None
         except ValueError:
@@ -655,7 +701,10 @@ class Domain:
         return torch.cat([inputs[knot] for knot in range(len(knots))]), encoded
 
     def step_points(self, rows: Chunk, steps: Array, *, quantiles: int) -> Points:
-        """Knots on either side of some of the thresholds; in place of the others, knots that follow the rows."""
+        """Knots on either side of some thresholds, and knots that follow the rows.
+
+        The latter are in place of the other thresholds.
+        """
         assert self.span is not None
         low, high = self.span
         first = min(low, float(self.steps.min()))
@@ -719,7 +768,7 @@ class Domain:
         return np.where(is_absent.numpy(), np.nan, decoded)
 
     def _numbers_to_compare(self) -> Array:
-        """Increasing numbers of the column, few enough that rows can be compared with their codes."""
+        """Increasing numbers of the column, few enough to compare rows with their codes."""
         assert self.span is not None
         if len(self.seen) <= 1:
             return np.linspace(*self.span, _POINTS_OF_A_RANGE)
@@ -811,7 +860,10 @@ def describe_plain(outline: Outline, adapted: Adapted, summary: Summary, positio
 
 
 def describe_encoded(outline: Outline, columns: Columns, adapted: Adapted, position: int) -> Domain:
-    """Numbers that a preprocessing encodes: as levels where it knows no value between those that occurred."""
+    """Numbers that a preprocessing encodes.
+
+    They are levels where it knows no value between those that occurred.
+    """
     column = columns.column(position)
     known = np.array([] if column is None else column.levels or [], dtype=np.float64)
     if len(known) and not _takes_values_between(outline.encode, known):
@@ -882,7 +934,9 @@ def encoded_level_domain(outline: Outline, numbers: Array) -> Domain:
         return untabulated_domain(outline)
     inputs = outline.encode(numbers[:, None])
     labels = [f"{number:g}" for number in numbers]
-    return level_domain(outline, numbers[:, None], inputs, labels)
+    absent = _encode_missing(outline.encode)
+    filled_in = None if absent is None else _position_of(absent, inputs)
+    return level_domain(outline, numbers[:, None], inputs, labels, filled_in=filled_in)
 
 
 def text_domain(outline: Outline, texts: list[Any]) -> Domain:
@@ -905,9 +959,8 @@ def text_domain(outline: Outline, texts: list[Any]) -> Domain:
     # Nor is it one where the preprocessing fills in another level.
     filled_in = None
     if is_missing(texts[-1]):
-        same = (inputs[:-1] == inputs[-1]).all(1).nonzero().flatten().tolist()
-        if same:
-            filled_in = same[0]
+        filled_in = _position_of(inputs[-1:], inputs[:-1])
+        if filled_in is not None:
             texts = texts[:-1]
             inputs = inputs[:-1]
 
@@ -926,9 +979,9 @@ def _require_storable(name: str, levels: Sequence[Any]) -> None:
     advice = "write them as text"
     if kind in _DATES:
         advice = (
-            "dates are neither numbers nor categories. Calibrate on numbers instead, such as days since a date, and "
-            "explain a function that turns these back into dates and calls the model; the page How-to, Dates, of the "
-            "documents shows it"
+            "dates are neither numbers nor categories. Calibrate on numbers instead, such as days "
+            "since a date, and explain a function that turns these back into dates and calls the "
+            "model; the page How-to, Dates, of the documents shows it"
         )
     raise TypeError(f"feature {name!r} has levels of type {kind}; {advice}.")
 
@@ -940,8 +993,17 @@ def _encode_missing(encode: Encode) -> Tensor | None:
     return None
 
 
+def _position_of(row: Tensor, rows: Tensor) -> int | None:
+    """Position of the first of some rows that equals a row; None where none does."""
+    same = (rows == row).all(1).nonzero().flatten().tolist()
+    return same[0] if same else None
+
+
 def _takes_values_between(encode: Encode, known: Array) -> bool:
-    """Whether a value next to one that occurred is encoded next to it; one-hot encoders know no value in between."""
+    """Whether a value next to one that occurred is encoded next to it.
+
+    One-hot encoders know no value in between.
+    """
     if len(known) < 2:
         return False
 
@@ -979,7 +1041,7 @@ def _decode_levels(
 
 
 def _invert_line(inputs: Tensor, codes: Tensor, numbers: Array) -> Array | None:
-    """Numbers read backwards off an encoding that rises or falls throughout; None where it does not."""
+    """Numbers read backwards off an encoding that only rises or only falls; None for any other."""
     # Columns that say whether a number is missing are the same for all that are not.
     if not bool((codes[:, 1:] == codes[:1, 1:]).all()):
         return None
@@ -993,7 +1055,10 @@ def _invert_line(inputs: Tensor, codes: Tensor, numbers: Array) -> Array | None:
 
 
 def _spread_over_ties(rows: Tensor, codes: Tensor, numbers: Array) -> Array:
-    """Per row a number with its code; rows of one code share the numbers that have it evenly, as bins do."""
+    """Per row a number with its code.
+
+    Rows of one code share the numbers that have it evenly, as bins do.
+    """
     distinct_codes, owner = torch.unique(codes, dim=0, return_inverse=True)
     code_of_row, _ = _nearest(rows, distinct_codes)
 
@@ -1015,7 +1080,10 @@ def _is_told_apart(missing: Tensor, codes: Tensor) -> bool:
 
 
 def _nearest(rows: Tensor, known: Tensor) -> tuple[Places, Array]:
-    """Per row the position of the nearest of some known ones, and how far it is, as a share of their size."""
+    """Per row the position of the nearest of some known rows, and its distance from it.
+
+    The distance is a share of the size of the known rows.
+    """
     if not len(rows):
         return np.zeros(0, np.intp), np.zeros(0)
 
@@ -1024,3 +1092,33 @@ def _nearest(rows: Tensor, known: Tensor) -> tuple[Places, Array]:
     distances = torch.cat([part.values for part in closest]).numpy()
     size = 1 + float(known.abs().max())
     return positions, distances / size
+
+
+def decoded_rows(
+    columns: Columns, adapted: Adapted, summary: Summary, rows: Tensor
+) -> NDArray[np.object_]:
+    """Rows that a preprocessing encoded, in the caller's units.
+
+    None where these cannot be told.
+    """
+    domains = []
+    for feature in range(len(columns.features)):
+        domains.append(describe(columns, adapted, summary, frozenset(), feature))
+
+    table = np.full((len(rows), columns.count), None, dtype=object)
+    for column, values in own_columns(domains, rows.double()).items():
+        known = columns.seen[column].quantiles
+        is_number = values.dtype.kind == "f" and len(known)
+        table[:, column] = _snapped(values.astype(np.float64), known) if is_number else values
+    return table
+
+
+def _snapped(values: Array, known: Array) -> Array:
+    """Numbers that differ by rounding from known ones, increasing, as these."""
+    after = np.clip(np.searchsorted(known, values), 1, len(known) - 1) if len(known) > 1 else 0
+    before = np.maximum(after - 1, 0)
+    is_before = np.abs(values - known[before]) <= np.abs(values - known[after])
+    nearest = np.where(is_before, known[before], known[after])
+    width = max(float(known[-1] - known[0]), _LEAST_DISTANCE)
+    snapped: Array = np.where(np.abs(values - nearest) <= _SAME_LEVEL * width, nearest, values)
+    return snapped

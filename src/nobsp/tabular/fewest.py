@@ -1,8 +1,9 @@
-"""The fewest features that still explain a model, the others taking over what those that go had said.
+"""The fewest features that still explain a model, taking over what the others had said.
 
-Every feature has its columns: heights of a correction, its own contribution, and those of interactions that it is part
-of, which go with any of their features. Coefficients are pulled towards the functions as they are. Features go one
-after another, the one first whose loss is least: its unique contribution, what the others cannot say in its place.
+Every feature has its columns: heights of a correction, its own contribution, and those of
+interactions that it is part of, which go with any of their features. Coefficients are pulled
+towards the functions as they are. Features go one after another, the one first whose loss is least:
+its unique contribution, what the others cannot say in its place.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from nobsp.tabular.lookup import TermTable, read_tables
 if TYPE_CHECKING:
     from nobsp.tabular.functions import Functions
 
-# How strongly coefficients are held to the functions as they are, as a share of their columns' mean square.
+# How strongly coefficients are held to the functions as they are, as a share of their columns' mean
+# square.
 _STRENGTH = 1e-3
 # Share of the rows that are held out, and the fewest rows in all.
 _HELD_OUT = 0.3
@@ -40,8 +42,10 @@ class FewestFeatures:
         dropped: Those that can go, the least missed first.
         share: What the kept ones explain on held-out rows, as a share of what all explain there.
         order: All features in the order in which they went; the last one went last.
-        explained: Mean R² on held-out rows with all features, without the first of `order`, and so on.
-        functions: The functions of the kept features, the others having taken over; they need no other column.
+        explained: Mean R² on held-out rows with all features, without the first of `order`, and so
+            on.
+        functions: The functions of the kept features, the others having taken over; they need no
+            other column.
         rows: Rows that it was found on, held-out ones among them.
     """
 
@@ -54,7 +58,7 @@ class FewestFeatures:
     rows: int
 
     def to_frame(self) -> NativeFrame:
-        """One row for every number of features: how many, what they explain, and which went to get there."""
+        """One row per number of features: how many, what they explain, and which went last."""
         n_features = len(self.order)
         return as_table(
             {
@@ -122,8 +126,9 @@ def find_fewest(
     explained = [_share_explained(problem, coefficients, is_held_out) for coefficients in path]
     if not explained[0] >= 0:
         raise ValueError(
-            f"X is explained with an R² of {explained[0]:.3g} on held-out rows by all features together, worse than "
-            "by the mean, so no subset can be recommended; look for extreme values in X, or calibrate anew."
+            f"X is explained with an R² of {explained[0]:.3g} on held-out rows by all features "
+            "together, worse than by the mean, so no subset can be recommended; look for extreme "
+            "values in X, or calibrate anew."
         )
     enough = [k for k, value in enumerate(explained) if value >= share * explained[0]]
     n_dropped = max(enough)
@@ -195,7 +200,7 @@ def _regress(problem: _Problem, output: int, rows: Any) -> Ridge:
 def _go_one_by_one(
     problem: _Problem, features: Sequence[int], rows: Any
 ) -> tuple[list[int], list[list[FloatArray]]]:
-    """The order in which features go, and the coefficients of every output before each of them went."""
+    """The order in which features go, and each output's coefficients before each of them went."""
     n_outputs = problem.target.shape[1]
     ridges = [_regress(problem, output, rows) for output in range(n_outputs)]
     spread = np.maximum(problem.target[rows].var(0), 1e-300)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nobsp import serialization
 from nobsp.network.adapted import Adapted
-from nobsp.network.inputs import Features, LevelCounts, Summary
+from nobsp.network.columns import Features, LevelCounts, Summary
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.projection import Ridge
 from nobsp.published import Accumulator, Isolation, Plan, Published, Solution
@@ -26,7 +26,8 @@ from nobsp.tabular.tables import DirectTerm
 KIND = "tabular explainer"
 VERSION = 8
 
-# Features, and levels of each, that are tried to find the model's head: more would tell nothing new.
+# Features, and levels of each, that are tried to find the model's head: more would tell nothing
+# new.
 _PROBED_FEATURES = 64
 _PROBED_LEVELS = 4
 
@@ -75,7 +76,10 @@ _STORED = (
 def save(
     path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any], *, rows: bool
 ) -> None:
-    """Writes a calibration and what was seen of its columns: ranges, means, levels and their counts."""
+    """Writes a calibration and what was seen of its columns.
+
+    These are ranges, means, levels and how often each occurred.
+    """
     estimate = fitted.estimate.with_spreads()
     summary = fitted.summary
     columns = fitted.columns
@@ -195,7 +199,7 @@ def _encoded(adapted: Adapted, columns: Columns) -> Tensor:
 
 
 def _probe(fitted: Fitted) -> Tensor:
-    """A few rows to find the head with: the baseline, and each feature at its extremes or levels."""
+    """A few rows to find the head with: the baseline, and features at their extremes or levels."""
     baseline = fitted.estimate.baseline
     summary = fitted.summary
     rows = [baseline]

@@ -1,11 +1,13 @@
-"""All terms at once: tables over the background, the head as prior, and a correction judged on rows held out.
+"""All terms at once: tables over the background, the head as prior, and a correction.
+
+The correction is judged on rows held out.
 
     f(x) ≈ base + Σ_S [ Δ_S(x_S) Wᵀ + Δ_S(x_S held at the calibrated range) δ_S ]
 
-Δ_S is the representation of the term's features averaged over the background rows, and purified: what a
-pair does on average over its partner's calibration rows belongs to the feature alone. The first part is
-partial dependence; δ is fitted with a ridge, so that few rows lead back to partial dependence and not to
-nonsense.
+Δ_S is the representation of the term's features averaged over the background rows, and purified:
+what a pair does on average over its partner's calibration rows belongs to the feature alone. The
+first part is partial dependence; δ is fitted with a ridge, so that few rows lead back to partial
+dependence and not to nonsense.
 
 In this order: the method in its steps, and the functions made of what it estimates.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,8 +27,8 @@ from torch import Tensor
 from nobsp.base import Finding
 from nobsp.calibration import Run
 from nobsp.network.batches import progress_bar
+from nobsp.network.columns import Subset, Summary
 from nobsp.network.guest import keeps_torch_modes, use_threads
-from nobsp.network.inputs import Subset, Summary
 from nobsp.network.readout import Represent, as_model_takes
 from nobsp.tabular.bands import Traces, resample_functions
 from nobsp.tabular.correction import RegressionFit, share_explained
@@ -63,7 +66,9 @@ from nobsp.tabular.grids import (
     Meter,
     Shortcut,
     Tabulator,
+    UnansweredError,
     announce,
+    announcement,
     choose_effort,
     count_operations,
     find_shortcut,
@@ -104,7 +109,7 @@ class FitTogether(Method):
         summary = run.accumulate(
             rows, Summary(columns_by_feature), Summary.update, name="reading", progress=progress
         )
-        estimate = decide_estimate(
+        estimate = estimate_once(
             run, lambda: calibrate_terms(problem.with_rows(summary), progress=progress)
         )
         return summary, estimate
@@ -112,7 +117,7 @@ class FitTogether(Method):
     def require_mergeable(
         self, mine: Estimate, theirs: Estimate, *, summaries: tuple[Summary, Summary]
     ) -> None:
-        """Raises a ValueError where the two samples of rows do not belong together, or are missing."""
+        """Raises a ValueError where two samples of rows do not belong together, or are missing."""
         first, second = summaries
         if first.groups != second.groups or mine.reference != theirs.reference:
             raise ValueError(
@@ -131,13 +136,16 @@ class FitTogether(Method):
 
 # Rows on which importances are measured.
 MEASURED_ROWS = 2048
-# Operations of a forward row below which one thread does all: products are small, and where several processes share the
-# processors, threads that wait for each other cost many times what they save.
+# Operations of a forward row below which one thread does all: products are small, and where several
+# processes share the processors, threads that wait for each other cost many times what they save.
 _FEW_OPERATIONS = 100_000
 
 
 def calibrate_terms(setting: Setting, *, progress: bool = False) -> Estimate:
-    """Average effects on grids, the interactions that pay on held-out rows, all fitted with the head as prior."""
+    """Average effects on grids and interactions, all fitted together with the head as prior.
+
+    Interactions are those that pay on held-out rows.
+    """
     if setting.summary.rows < 2:
         raise ValueError(f"X has {setting.summary.rows} row; calibration needs at least two.")
     meter = Meter(setting.options.max_forward_rows, spent=probing_cost(setting.n_probed))
@@ -153,7 +161,7 @@ def calibrate_terms(setting: Setting, *, progress: bool = False) -> Estimate:
 
 
 def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress: bool) -> Estimate:
-    """The steps of the method, in its order: rows, terms, whether they hold, and the functions made of them."""
+    """The method's steps in order: rows, terms, whether they hold, functions made of them."""
     options = setting.options
     interactions = setting.interactions()
     background = setting.background()
@@ -163,11 +171,14 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
 
     with use_threads(1 if operations < _FEW_OPERATIONS else None):
         effort = choose_effort(operations, len(setting.domains))
-        effort, sample = _read_sample(setting, represent, meter, effort, background, interactions)
+        effort, sample = _plan_and_run_sample(
+            setting, represent, meter, effort, background, interactions
+        )
         shortcut = find_shortcut(
             setting.adapted.forest, sample, setting.head_weight, spend=meter.spend
         )
-        terms = fit_terms(
+        fit_with_background = partial(
+            fit_terms,
             sample,
             setting.domains,
             represent,
@@ -181,6 +192,13 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
             meter=meter,
             progress=progress,
         )
+        try:
+            terms = fit_with_background(shift=True)
+        except UnansweredError:
+            # Background rows that were shifted out of the rows' range may be where the model's
+            # domain has ended for values that are fine: log(x0 + x1) at x0 = -0.4. An answer that
+            # is missing for other reasons stays so.
+            terms = fit_with_background(shift=False)
 
         # Importances of terms without tables are measured row by row, and at the baseline.
         for_importances = sum(direct.cost for direct in terms.direct) * (MEASURED_DIRECTLY + 1)
@@ -213,7 +231,10 @@ def _make_estimate(
     base_values: Tensor,
     health: Health,
 ) -> Estimate:
-    """The functions of the fitted terms, and what explaining needs beside them; `values` are of measured rows."""
+    """The functions of the fitted terms, and what explaining needs beside them.
+
+    `values` are contributions on the measured rows.
+    """
     functions = make_functions(
         setting,
         tables=terms.tables,
@@ -237,7 +258,7 @@ def _make_estimate(
     )
 
 
-def _read_sample(
+def _plan_and_run_sample(
     setting: Setting,
     represent: Represent,
     meter: Meter,
@@ -265,9 +286,8 @@ def _read_sample(
         share = len(sample) / max(costs.sample, 1)
         # For terms without tables, whose rows the regression reads after all tables were made.
         meter.reserve(int(costs.direct * min(share, 1.0)))
-    if setting.adapted.forest is None:
-        # Refinement and grids of pairs usually take about as much again.
-        announce(min(2 * costs.total - costs.sample, meter.left), meter.seconds_per_row)
+    if setting.adapted.forest is None and meter.is_timed:
+        announce(announcement(*costs.rest(meter.left), meter.seconds_per_row))
     return effort, sample
 
 
@@ -293,7 +313,7 @@ def _resample_bands(terms: FittedTerms) -> Bands:
 
 
 def _refit_where_clustered(setting: Setting, terms: FittedTerms) -> tuple[FittedTerms, _Clusters]:
-    """The terms with the strengths chosen again where rows are clustered, and what clusters there are."""
+    """The terms, with strengths chosen again where rows are clustered, and the clusters found."""
     clusters = _judge_clusters(setting, terms.fit)
     return replace(terms, fit=clusters.fit), clusters
 
@@ -301,12 +321,21 @@ def _refit_where_clustered(setting: Setting, terms: FittedTerms) -> tuple[Fitted
 def _check_validity(
     setting: Setting, terms: FittedTerms, clusters: _Clusters, represent: Represent, *, n_units: int
 ) -> Validity:
-    """Whether the headline can be believed; `n_units` are the rows that count, identical ones once."""
+    """Whether the headline can be believed.
+
+    `n_units` is the number of rows that count, where identical rows count once.
+    """
     is_grouped = setting.groups is not None
     # Of few groups, each may still have many rows.
     n_rows = setting.n_rows if is_grouped else min(setting.n_rows, n_units)
     findings = few_rows_findings(
-        n_rows, n_units, grouped=is_grouped, weighted=setting.n_unweighted is not None
+        n_rows,
+        n_units,
+        features=len(setting.domains),
+        # An output that does not vary has no R², and nothing to lose.
+        explained=float(clusters.fit.explained.nan_to_num(1.0).min()),
+        grouped=is_grouped,
+        weighted=setting.n_unweighted is not None,
     )
     if clusters.finding is not None:
         findings.append(clusters.finding)
@@ -394,20 +423,22 @@ def fit_terms(
     batch_size: int,
     effort: Effort,
     meter: Meter,
+    shift: bool,
     shortcut: Shortcut | None = None,
     progress: bool = False,
 ) -> FittedTerms:
-    """Fits all terms.
+    """Tabulates all terms, selects interactions and fits.
 
-    `interactions` are the terms to fit, how many of the strongest pairs, or None for those pairs and triples that pay
-    on rows held out.
+    `interactions` are the terms to fit, how many of the strongest pairs, or None for those pairs
+    and triples that pay on rows held out; `shift` is whether background rows are brought to the
+    mean of all rows.
     """
     backgrounds = Backgrounds(
         represent,
         background,
         sample.inputs,
         head_weight,
-        shifted_columns=_shifted_columns(domains, sample),
+        shifted_columns=_shifted_columns(domains, sample) if shift else (),
         batch_size=batch_size,
         shortcut=shortcut,
     )
@@ -482,7 +513,7 @@ def _prior_offsets(tables: Tables) -> dict[int, Tensor]:
 # ---------------------------------------------------------------------- the functions
 
 
-def decide_estimate(run: Run, estimate: Callable[[], Estimate]) -> Estimate:
+def estimate_once(run: Run, estimate: Callable[[], Estimate]) -> Estimate:
     """An estimate that all processes share."""
     if run.size == 1:
         return estimate()
@@ -512,8 +543,8 @@ def make_functions(
 ) -> Functions:
     """The functions with everything that is known of them.
 
-    `values` are contributions of all terms on some calibration rows, (rows, terms, outputs), and `at_baseline` those at
-    the baseline. `make_bands` is called when bands are first needed.
+    `values` are contributions of all terms on some calibration rows, (rows, terms, outputs), and
+    `at_baseline` those at the baseline. `make_bands` is called when bands are first needed.
     """
     names = setting.names
     position = {term: number for number, term in enumerate(terms)}
@@ -521,6 +552,7 @@ def make_functions(
         tabulated = tables.terms
     else:
         tabulated = tuple(table.features for table in tables)
+
     functions = Functions(
         features=tuple(domain.feature for domain in setting.domains),
         column_names=setting.columns.names,
@@ -543,7 +575,6 @@ def make_functions(
     make_bands_later(functions, make_bands)
     if isinstance(tables, TablesOnDemand):
         make_tables_later(functions, tables.make)
-
     return functions
 
 
@@ -556,7 +587,7 @@ def _classes_of(setting: Setting) -> tuple[Level, ...]:
 def _measure_importances(
     terms: Sequence[Subset], values: Tensor, *, n_features: int
 ) -> dict[str, NDArray[np.float64]]:
-    """Mean absolute contribution of every feature, by its own function and by all terms that contain it."""
+    """Mean absolute contribution of each feature, by its own function and by all its terms."""
     containing = terms_with(terms, n_features)
     totals = torch.stack([values[:, positions].sum(1) for positions in containing], 1)
     return {
@@ -566,7 +597,7 @@ def _measure_importances(
 
 
 def _usual_combinations(setting: Setting) -> Reach | None:
-    """Which combinations of the features that are single numbers are usual among the rows in memory."""
+    """Which combinations of features that are single numbers are usual in the rows in memory."""
     sample = setting.summary.sample
     if not len(sample):
         return None

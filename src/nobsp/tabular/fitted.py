@@ -1,6 +1,7 @@
 """What a calibration leaves behind, and how rows are explained with it.
 
-In this order: what is estimated, and what a method does with it; a calibrated model; a feature's values taken away.
+In this order: what is estimated, and what a method does with it; a calibrated model; a feature's
+values taken away.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from torch import Tensor
 
 from nobsp._typing import AnyArray, TableLike
 from nobsp.calibration import Run
+from nobsp.frames import frame_of
 from nobsp.models.coded import unseen_levels
 from nobsp.network.adapted import Adapted
 from nobsp.network.batches import Source, progress_bar, rows_like
-from nobsp.network.inputs import MOST_LEVELS, Subset, Summary, distinct
+from nobsp.network.columns import MOST_LEVELS, Subset, Summary, distinct
 from nobsp.network.readout import Readout, Represent, as_model_takes
 from nobsp.published import Published
-from nobsp.tabular.features import Columns, input_values
+from nobsp.tabular.features import Columns, encode_typical_rows, input_values
 from nobsp.tabular.functions import Functions, with_bands
 from nobsp.tabular.grids import Tabulator
 from nobsp.tabular.lookup import level_axes, read_columns, read_tables
@@ -45,7 +47,8 @@ class Estimate:
     ]  # per output the strength of the ridge, on the scale that was asked for
     direct: tuple[DirectTerm, ...] = ()  # terms that run through the network row by row
     background: Tensor | None = None  # the background rows; None where they were not kept
-    # Per feature with a table the mean of its prior part over the rows: what levels not seen are measured from.
+    # Per feature with a table the mean of its prior part over the rows: what levels not seen are
+    # measured from.
     offsets: dict[int, Tensor] = field(default_factory=dict)
     published: Published | None = None  # the calibration as published, where that was asked for
 
@@ -58,7 +61,8 @@ class Estimate:
         """What Algorithm 1 found, or an error where another method was used."""
         if self.published is None:
             raise ValueError(
-                f'{argument} needs reference="complement" on both explainers; this works as published only.'
+                f'{argument} needs reference="complement" on both explainers; this works as '
+                "published only."
             )
         return self.published
 
@@ -89,7 +93,10 @@ class Batch:
 
 
 class Method(ABC):
-    """How functions are estimated, and how rows are given contributions with them: by tables, unless said otherwise."""
+    """How functions are estimated, and how rows are given contributions with them.
+
+    Contributions are read from tables, unless a method says otherwise.
+    """
 
     takes_weights = True  # whether rows may have weights and groups
     reads_tables = True  # whether the function of a term that has a table is its table
@@ -104,7 +111,10 @@ class Method(ABC):
         known: Estimate | None,
         progress: bool,
     ) -> tuple[Summary, Estimate]:
-        """What the rows look like, and what is estimated from them; `known` is an estimate to take a plan over from."""
+        """What the rows look like, and what is estimated from them.
+
+        `known` is an estimate whose plan is taken over, if any.
+        """
 
     @abstractmethod
     def require_mergeable(
@@ -176,6 +186,7 @@ class Fitted:
     method: Method  # how they were estimated
     weighted: bool = False  # whether rows had weights
     grouped: bool = False  # whether the caller named rows that belong together
+    group_column: str = ""  # the column that named them, where it was one
 
     @property
     def functions(self) -> Functions:
@@ -195,15 +206,32 @@ class Fitted:
         """An error where this is another model's calibration."""
         if self.readout.fingerprint() != readout.fingerprint():
             raise ValueError(
-                "the two explainers are of different models; calibrations add up for one model only."
+                "the two explainers are of different models; calibrations add up for one model "
+                "only."
             )
+
+    def without_group_column(self, X: TableLike) -> TableLike:
+        """Rows without the column that named groups when the explainer was calibrated.
+
+        Rows that do not have it stay as they are, and so does a column that the model takes.
+        """
+        if not self.group_column or self.group_column in (self.columns.names or ()):
+            return X
+        frame = frame_of(X)
+        if frame is None:
+            return X
+        names = [str(name) for name in frame.columns]
+        if self.group_column not in names:
+            return X
+        others = [position for position, name in enumerate(names) if name != self.group_column]
+        return frame[:, others].to_native()
 
     def source(
         self, X: TableLike, batch_size: int, *, argument: str = "X", strict: bool = True
     ) -> Source:
         """Rows to explain, checked against the calibrated columns."""
         return rows_like(
-            X,
+            self.without_group_column(X),
             self.adapted,
             columns=self.columns.names,
             width=self.summary.mean.numel(),
@@ -213,7 +241,10 @@ class Fitted:
         )
 
     def unseen_levels(self) -> AbstractContextManager[object]:
-        """Codes for levels that calibration did not see, until the block ends; only encoders meet any."""
+        """Codes for levels that calibration did not see, until the block ends.
+
+        Only encoders meet any.
+        """
         return nullcontext() if self.adapted.encode is None else unseen_levels()
 
     def explain(
@@ -227,7 +258,8 @@ class Fitted:
     ) -> Iterator[Account]:
         """The account of every batch.
 
-        Rows with missing or unseen values are explained as far as possible and flagged in `outside`.
+        Rows with missing or unseen values are explained as far as possible and flagged in
+        `outside`.
         """
         with self.unseen_levels():
             source = self.source(X, batch_size, strict=False)
@@ -332,7 +364,10 @@ class Fitted:
         tables: NDArray[np.float64],
         outside: NDArray[np.bool_],
     ) -> NDArray[np.bool_]:
-        """Treats a name as a known level when the preprocessing encodes both the same, as may be with missing ones."""
+        """Treats a name as a known level when the preprocessing encodes both the same.
+
+        This may happen with missing values.
+        """
         alike = np.zeros_like(outside)
         renamed = dict(own)
         for feature, axis in level_axes(self.functions).items():
@@ -375,7 +410,8 @@ class Fitted:
             try:
                 run(chosen)
             except Exception:
-                # A level beyond an embedding's table takes its whole batch down: the others are run without it.
+                # A level beyond an embedding's table takes its whole batch down: the others are run
+                # without it.
                 if not bool(doubtful[chosen].any()):
                     raise
                 if len(chosen) > 1:
@@ -389,7 +425,10 @@ class Fitted:
         return representation, answered
 
     def _alike_in_what_is_missing(self, rows: Tensor, incomplete: Tensor) -> list[Tensor]:
-        """Rows with missing numbers, those that lack the same columns together: a model takes all of them or none."""
+        """Rows with missing numbers, in groups that lack the same columns.
+
+        A model takes all rows of a group or none.
+        """
         if self.readout.integer or not bool(incomplete.any()):
             return []
         positions = incomplete.nonzero().flatten()
@@ -404,7 +443,10 @@ class Fitted:
         represent: Represent,
         batch_size: int,
     ) -> None:
-        """Gives levels that calibration did not see what the network makes of them over the background."""
+        """Gives unseen levels what the network makes of them, averaged over the background.
+
+        Unseen levels are those that did not occur in calibration.
+        """
         background = self.estimate.background
         if background is None:
             return
@@ -415,7 +457,8 @@ class Fitted:
             unseen = torch.from_numpy(outside[:, feature]) & batch.answered
             if not bool(unseen.any()):
                 continue
-            # A level that calibration did not see may have a column of its own, which belongs to no feature yet.
+            # A level that calibration did not see may have a column of its own, which belongs to no
+            # feature yet.
             columns = [*self.columns.features.columns[feature], *unowned]
             inputs = rows[unseen][:, columns].double()
             levels, level = torch.unique(inputs, dim=0, return_inverse=True)
@@ -429,10 +472,36 @@ class Fitted:
             effects = effects.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             values[unseen, self.estimate.terms.index((feature,))] = effects[level]
 
+    def account_of_values(
+        self, represent: Represent, term: Subset, values: Mapping[int, AnyArray], *, batch_size: int
+    ) -> Tensor:
+        """A term's contributions in the account of rows with these values, typical elsewhere.
+
+        Unlike its table, the account knows levels that calibration did not see: it asks the model.
+        """
+        with self.unseen_levels():
+            if self.adapted.encode is None:
+                n_rows = len(next(iter(values.values())))
+                native = None
+                rows = self.estimate.baseline.expand(n_rows, -1).clone()
+                for feature, own in values.items():
+                    numbers = np.asarray(own, dtype=np.float64)
+                    rows[:, list(self.columns.features.columns[feature])] = torch.tensor(numbers)
+            else:
+                native, encoded = encode_typical_rows(self.columns, self.adapted, values)
+                rows = torch.as_tensor(encoded)
+            account = self._account(rows, native, represent, batch_size, True)
+
+        assert account.values is not None  # they were asked for
+        return account.values[:, self.estimate.terms.index(term)]
+
     def term_values(
         self, represent: Represent, term: Subset, inputs: Sequence[Tensor], *, batch_size: int
     ) -> Tensor:
-        """Contributions of a term without a table, for its features' values as the network takes them."""
+        """Contributions of a term without a table, for values as the network takes them.
+
+        They are the values of the term's features.
+        """
         rows = self.estimate.baseline.expand(len(inputs[0]), -1).clone()
         for feature, values in zip(term, inputs, strict=True):
             rows[:, list(self.columns.features.columns[feature])] = values
@@ -460,7 +529,7 @@ def _halves(chosen: Tensor, doubtful: Tensor) -> Sequence[Tensor]:
     return chosen.chunk(2)
 
 
-# ---------------------------------------------------------------------- a feature's values taken away
+# -------------------------------------------------------------------- a feature's values taken away
 
 
 @dataclass(frozen=True, eq=False)
@@ -512,7 +581,10 @@ def _values_of(summary: Summary, feature: int, columns: list[int]) -> tuple[Tens
 
 
 def _spread_evenly(values: Tensor, counts: Tensor, most: int) -> Tensor:
-    """Values at equal steps of probability, each the middle of its step; several columns in lexical order."""
+    """Values at equal steps of probability, each the middle of its step.
+
+    Several columns are in lexical order.
+    """
     shares = counts.double().cumsum(0) / counts.sum()
     middles = (torch.arange(most, dtype=torch.float64) + 0.5) / most
     return values[torch.searchsorted(shares, middles)]
@@ -525,9 +597,12 @@ def removal_effects(
     replacements: Sequence[StandIns],
     batch_size: int,
 ) -> Tensor:
-    """f(x) − mean_v f(v, x_others) for every feature, shape (rows, features, outputs), float64 on the CPU.
+    """f(x) − mean_v f(v, x_others) for every feature, shape (rows, features, outputs).
 
-    Values for which the model has no finite answer beside the row's others are left out of the mean.
+    In float64, on the CPU.
+
+    Values for which the model has no finite answer beside the row's others are left out of the
+    mean.
     """
     outputs = readout.logits(represent(rows)).cpu()
     effects = outputs[:, None].repeat(1, len(replacements), 1)

@@ -16,6 +16,7 @@ from nobsp import notebook, serialization
 from nobsp._typing import (
     AnyArray,
     ArrayLike,
+    BoolArray,
     FloatArray,
     ModelLike,
     NativeFrame,
@@ -25,12 +26,14 @@ from nobsp.arguments import (
     count,
     names_of,
     numbers_of,
+    quote,
     require_choice,
     require_number,
     require_whole_number,
+    warn_caller,
 )
 from nobsp.base import Finding
-from nobsp.deprecation import argument_of
+from nobsp.deprecation import USUAL_CONFIDENCE, argument_of
 from nobsp.frames import as_table
 from nobsp.tabular.editing import Edit, Rule, cap, drop, edit, original, undo
 from nobsp.tabular.explanation import Explanation
@@ -72,8 +75,8 @@ class Bands(NamedTuple):
 
     # Standard deviation per feature, (points, outputs): what curves are drawn with.
     spreads: dict[int, FloatArray]
-    # Per term what each resampled calibration differs by, (resamples, nodes, outputs): read by comparisons alone, and
-    # empty where nothing was resampled.
+    # Per term what each resampled calibration differs by, (resamples, nodes, outputs): read by
+    # comparisons alone, and empty where nothing was resampled.
     deviations: Mapping[tuple[int, ...], AnyArray] = MappingProxyType({})
 
 
@@ -95,44 +98,54 @@ _SHOWN_POINTS = 60
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Functions:
-    """The functions a model has learned: the same account as the explainer's, without the model, numpy only.
+    """The functions a model has learned: the explainer's account without the model, numpy only.
 
-    `NObSP.compile` gives it. There is no network to predict with: the explanation's `predictions` and `residual` are
-    NaN unless the network's outputs are handed in. A number outside its calibrated range, a missing one and a level
-    that calibration did not see are flagged in `outside`; a level that was not seen contributes nothing.
+    `NObSP.compile` gives it. There is no network to predict with: the explanation's `predictions`
+    and `residual` are NaN unless the network's outputs are handed in. A number outside its
+    calibrated range, a missing one and a level that calibration did not see are flagged in
+    `outside`; a level that was not seen contributes nothing.
 
-    `functions["age"]` is the function of a feature and `functions["age", "income"]` that of an interaction, to be
-    called on values.
+    `functions["age"]` is the function of a feature and `functions["age", "income"]` that of an
+    interaction, to be called on values.
 
-    It is a model too: `predict`, `predict_proba` and `score` are scikit-learn's, and whatever takes a fitted estimator
-    there (`permutation_importance`, `PartialDependenceDisplay`, `FrozenEstimator`) takes it.
+    It is a model too: `predict`, `predict_proba` and `score` are scikit-learn's, and whatever takes
+    a fitted estimator there (`permutation_importance`, `PartialDependenceDisplay`,
+    `FrozenEstimator`) takes it.
 
     Attributes:
         features: The features and their columns.
         column_names: Names of the caller's columns, where they have any.
         column_count: How many columns the caller's table has.
         output_names: Names of the outputs.
-        tables: Every term's table; single features first.
+        tables: The table of every term that has one; single features first.
         base_values: Mean output over the calibration rows, shape (outputs,).
-        baseline_contributions: What each term contributes at the baseline, shape (terms, outputs).
-        baseline: Where each feature's baseline is: a number, or the position of a level; NaN where there is none.
+        baseline_contributions: What each of these contributes at the baseline, (terms, outputs).
+        baseline: Where each feature's baseline is: a number, or the position of a level; NaN where
+            there is none.
         state: How well the functions describe the model.
         link: What the model applies to its outputs.
-        importances: Mean absolute contributions over calibration rows, (features, outputs), "main" and "total".
+        importances: Mean absolute contributions over calibration rows, (features, outputs), "main"
+            and "total".
         strengths: Per pair of features how strongly it acts together, where that was measured.
         left_out: Terms that have no table and need the network.
-        spreads: Per feature how far its curve moves from calibration to calibration, (points, outputs).
+        spreads: Per feature how far its curve moves from calibration to calibration, (points,
+            outputs).
         reach: Which combinations of numbers are usual; None where too little is known.
-        classes: The classes that the outputs tell apart; empty where numbers are predicted, or classes are 0, 1, ….
-        are_probabilities: Whether the outputs are the classes' probabilities themselves, as those of forests are.
+        classes: The classes that the outputs tell apart; empty where numbers are predicted, or
+            classes are 0, 1, ….
+        are_probabilities: Whether the outputs are the classes' probabilities themselves, as those
+            of forests are.
         history: What was changed by `edit`, `cap` and `drop`, and what it cost.
-        former: The functions before the last change, which `undo` gives back; None where nothing was changed.
+        former: The functions before the last change, which `undo` gives back; None where nothing
+            was changed.
 
     Example:
         >>> import numpy as np, torch
         >>> from nobsp import NObSP
         >>> _ = torch.manual_seed(0)
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).double()
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)
+        ... ).double()
         >>> X = np.random.default_rng(0).normal(size=(500, 3))
         >>> explainer = NObSP(model, features=["a", "b", "c"]).fit(X)
         >>> functions = explainer.compile()
@@ -161,7 +174,8 @@ class Functions:
     are_probabilities: bool = False
     history: tuple[Edit, ...] = ()
     former: Functions | None = None
-    # None of these is part of copies made with `replace`, nor of files: whoever copies calls `with_bands` first.
+    # None of these is part of copies made with `replace`, nor of files: whoever copies calls
+    # `with_bands` first.
     _make_tables: MakeTables | None = field(default=None, init=False, compare=False)
     _make_bands: MakeBands | None = field(default=None, init=False, compare=False)
     _deviations: Mapping[tuple[int, ...], AnyArray] = field(
@@ -169,17 +183,21 @@ class Functions:
     )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickled with its tables and bands: what makes them holds the calibration rows, and stays here."""
+        """Pickled with its tables and bands, without what makes them.
+
+        That holds the calibration rows, and stays here.
+        """
         return {**with_bands(self).__dict__, "_make_bands": None, "_deviations": {}}
 
     # Type checkers do not see this, so that misspelt names are an error to them.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """Makes the tables when they are first read, where `make_tables_later` left them out."""
+            """Makes the tables when they are first read, if `make_tables_later` left them out."""
             make_tables = self.__dict__.get("_make_tables") if name == "tables" else None
             if make_tables is None:
-                # A name that does not exist, or a property that failed with an AttributeError of its own.
+                # A name that does not exist, or a property that failed with an AttributeError of
+                # its own.
                 return object.__getattribute__(self, name)
 
             tables = make_tables()
@@ -199,7 +217,7 @@ class Functions:
         return tuple(tuple(names[feature] for feature in table.features) for table in self.tables)
 
     def named_columns(self) -> tuple[str, ...]:
-        """Names of the caller's columns; where they have none, those of the features made of them."""
+        """Names of the caller's columns; of columns without names, those of their features."""
         if self.column_names is not None:
             return self.column_names
 
@@ -215,10 +233,10 @@ class Functions:
         """The account of every row, as the explainer this was compiled from gives it.
 
         Args:
-            X: Array, tensor, or pandas or polars frame with the calibrated columns. Contiguous float32 and
-                float64 arrays are read in place.
-            predictions: The network's outputs (logits) for the rows, from which the residual follows. Both are
-                NaN without.
+            X: Array, tensor, or pandas or polars frame with the calibrated columns. Contiguous
+                float32 and float64 arrays are read in place.
+            predictions: The network's outputs (logits) for the rows, from which the residual
+                follows. Both are NaN without.
             threads: How many threads share the rows; one per processor when None.
         """
         if threads is None:
@@ -261,13 +279,14 @@ class Functions:
         return outputs.reshape(shape)
 
     def predict(self, X: TableLike) -> AnyArray:
-        """What the model predicts, as far as its functions say: classes of a classifier, else numbers.
+        """What the model predicts, by its functions alone: classes of a classifier, else numbers.
 
         Args:
             X: Array, tensor, or pandas or polars frame with the calibrated columns.
 
         Returns:
-            Shape (rows,) for classes and for one output, else (rows, outputs). Numbers are after the model's link.
+            Shape (rows,) for classes and for one output, else (rows, outputs). Numbers are after
+            the model's link.
 
         Warns:
             MissingTermsWarning: Where terms have no table; `left_out` names them.
@@ -285,7 +304,10 @@ class Functions:
 
     @property
     def predict_proba(self) -> Callable[[TableLike], FloatArray]:
-        """`predict_proba(X)` gives every class's probability, (rows, classes). Only where outputs become such."""
+        """`predict_proba(X)` gives every class's probability, shape (rows, classes).
+
+        It exists only where outputs become probabilities; otherwise there is an AttributeError.
+        """
         if not has_probabilities(self):
             raise AttributeError(
                 f"the functions have no probabilities: their link is {self.link!r}."
@@ -299,7 +321,7 @@ class Functions:
 
     @property
     def decision_function(self) -> Callable[[TableLike], FloatArray]:
-        """`decision_function(X)` gives the classes' scores, log-odds where there are probabilities."""
+        """`decision_function(X)` gives scores of classes; log-odds if there are probabilities."""
         if not classes_of(self):
             raise AttributeError(
                 "the functions predict numbers and have no classes to decide between; use predict."
@@ -312,7 +334,9 @@ class Functions:
         return decisions
 
     def score(self, X: TableLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Accuracy of the classes, or R² of the numbers, against labels; `fidelity` compares with the model.
+        """Accuracy of the classes, or R² of the numbers, against labels.
+
+        `fidelity` compares with the model instead.
 
         Args:
             X: Rows.
@@ -320,7 +344,8 @@ class Functions:
             sample_weight: How much each row counts.
 
         Raises:
-            ValueError: Where numbers are the same in all rows, or there is only one row: these have no R².
+            ValueError: Where numbers are the same in all rows, or there is only one row: these have
+                no R².
         """
         return score(self, X, y, sample_weight)
 
@@ -332,8 +357,8 @@ class Functions:
         Args:
             X: Rows.
             model: The model, its explainer, or its outputs (logits) for the rows.
-            multioutput: "uniform_average" for one number, the mean over outputs that vary; "raw" for one each, NaN
-                for those that do not.
+            multioutput: "uniform_average" for one number, the mean over outputs that vary; "raw"
+                for one each, NaN for those that do not.
 
         Raises:
             ValueError: Where no output varies over the rows, or there is only one.
@@ -343,8 +368,12 @@ class Functions:
         require_shares(shares, len(explanation.values), argument="X", what="the model's outputs")
         return average_share(shares, multioutput)
 
-    def fit(self, X: TableLike, y: ArrayLike | None = None) -> Self:  # noqa: ARG002 - scikit-learn's
-        """Exists because scikit-learn recognises estimators by a `fit` method; functions are fitted by `NObSP`."""
+    # scikit-learn's
+    def fit(self, X: TableLike, y: ArrayLike | None = None) -> Self:  # noqa: ARG002
+        """Exists because scikit-learn recognises estimators by a `fit` method.
+
+        It always raises a TypeError: functions are fitted by `NObSP`.
+        """
         raise TypeError(
             "Functions are fitted already; use nobsp.NObSPRegressor or nobsp.NObSPClassifier to "
             "fit new ones, or scikit-learn's FrozenEstimator(functions) where it wants to fit."
@@ -376,11 +405,11 @@ class Functions:
         return np.array(self.column_names, dtype=object)
 
     def with_classes(self, classes: Sequence[Any]) -> Functions:
-        """The same as a classifier: its outputs tell these classes apart.
+        """These functions as a classifier, whose outputs tell these classes apart.
 
         Args:
-            classes: One per output; two for a single output, the second being the one it speaks for. Outputs without
-                a link are taken for log-odds.
+            classes: One per output; two for a single output, the second being the one it speaks
+                for. Outputs without a link are taken for log-odds.
         """
         link = self.link
         if link == "identity":
@@ -397,32 +426,27 @@ class Functions:
     def function(
         self, term: str | Sequence[str], *, output: int | str = 0
     ) -> Callable[..., FloatArray]:
-        """The function of a feature, or of an interaction, as something to call on values; see `NObSP.function`."""
+        """The function of a feature or an interaction, to be called on values.
+
+        See `NObSP.function`.
+        """
         names = tuple(term) if isinstance(term, tuple | list) else (term,)
-        features = [self.features[feature_position(self, name)] for name in names]
-        table = self._find_table(names)
         chosen = output_position(output, self.output_names)
 
         def evaluate(*members: AnyArray) -> FloatArray:
-            columns = {}
-            for feature, rows in zip(features, members, strict=True):
-                for position, column in enumerate(feature.columns):
-                    columns[column] = rows[:, position]
-            chunk = Chunk(columns, slice(0, len(members[0])), self.column_names)
-            return table(chunk)[:, chosen].copy()
+            values, unseen = read_term(self, names, members)
+            if unseen.any():
+                _warn_of_unseen(names, [rows[unseen][0] for rows in members])
+            return values[:, chosen].copy()
 
-        readers = [
-            partial(value_rows, members=len(feature.columns), name=feature.name)
-            for feature in features
-        ]
-        return function_of(names, readers, evaluate)
+        return function_of(names, value_readers(self, names), evaluate)
 
     def __getitem__(self, term: str | tuple[str, ...]) -> Callable[..., FloatArray]:
-        """The function of a feature, or of an interaction, for the first output: `functions["age"]`."""
+        """The function of a feature or interaction, for the first output: `functions["age"]`."""
         return self.function(term)
 
     def __iter__(self) -> None:
-        """Says that this is no sequence, which `__getitem__` would otherwise make Python believe."""
+        """Says that this is no sequence, as `__getitem__` would make Python believe."""
         raise TypeError("functions cannot be iterated over; `terms` names them.")
 
     def _find_table(self, names: tuple[str, ...]) -> TermTable:
@@ -433,11 +457,11 @@ class Functions:
         raise ValueError(f"{term_name(names)} has no table; `terms` names the terms there are.")
 
     def curves(
-        self, points: int = 200, *, confidence: float = 0.9, level: float | None = None
+        self, points: int = 200, *, confidence: float = USUAL_CONFIDENCE, level: float | None = None
     ) -> NativeFrame:
         """Every feature's function with its band, as a tidy table; see `NObSP.curves`."""
         require_whole_number("points", points, least=2)
-        confidence = argument_of("level", level, present="confidence", default=confidence)
+        confidence = argument_of("level", level, present="confidence", current=confidence)
         require_number("confidence", confidence, above=0, below=1)
         spreads = with_bands(self).spreads
         # Bands are normal: so many standard deviations either way.
@@ -458,7 +482,7 @@ class Functions:
         return as_table({name: np.concatenate(part) for name, part in parts.items()})
 
     def importance(self, kind: Literal["total", "main"] = "total") -> NativeFrame:
-        """Mean absolute contribution of each feature over calibration rows; see `NObSP.importance`."""
+        """Mean absolute contribution of each feature in calibration; see `NObSP.importance`."""
         require_choice("kind", kind, ("main", "total"))
         sizes = self.importances[kind]
         order = np.argsort(-sizes.sum(1), kind="stable")
@@ -474,7 +498,10 @@ class Functions:
         )
 
     def interaction_strengths(self) -> NativeFrame:
-        """Every pair with the share of the outputs' spread that only both together make; see `NObSP`."""
+        """Every pair, with the share of the outputs' spread that only both together make.
+
+        See `NObSP.interaction_strengths`.
+        """
         names = self.feature_names
         fitted_terms = {table.features for table in self.tables}
         return as_table(
@@ -501,20 +528,23 @@ class Functions:
     ) -> Functions:
         """New functions in which a feature keeps to a rule, changed as little as the rows allow.
 
-        A rule is for the output before the link: the logit of a class, not its probability. The log-odds of one of two
-        classes rise with its probability; of several classes, a probability may fall while its own logit rises.
+        A rule is for the output before the link: the logit of a class, not its probability. The
+        log-odds of one of two classes rise with its probability; of several classes, a probability
+        may fall while its own logit rises.
 
         Args:
             feature: Name of the feature.
-            rule: "increasing" or "decreasing": the sum of the feature's function and its interactions then rises (or
-                falls) whatever the other features are. "smooth": few bends. "flat above 100_000", "flat below 0": as
-                at that number. Or a function from values (numbers, or levels) to contributions, in place of the
-                feature's own, moved to the mean it had over the rows; interactions stay.
-            X: Rows in whose measure the change is as small as can be, and on which its cost is measured.
-            output: The output that the rule is for. It must be chosen where there are several and the rule is a
-                direction or a function; the other rules are for all when None.
-            model: The model, its explainer, or its outputs for the rows: the history then tells what the change costs
-                in fidelity to it.
+            rule: "increasing" or "decreasing": the sum of the feature's function and its
+                interactions then rises (or falls) whatever the other features are. "smooth": few
+                bends. "flat above 100_000", "flat below 0": as at that number. Or a function from
+                values (numbers, or levels) to contributions, in place of the feature's own, moved
+                to the mean it had over the rows; interactions stay.
+            X: Rows in whose measure the change is as small as can be, and on which its cost is
+                measured.
+            output: The output that the rule is for. It must be chosen where there are several and
+                the rule is a direction or a function; the other rules are for all when None.
+            model: The model, its explainer, or its outputs for the rows: the history then tells
+                what the change costs in fidelity to it.
 
         Returns:
             New functions, with an entry in `history`. These stay as they are.
@@ -569,8 +599,9 @@ class Functions:
     ) -> Functions:
         """New functions without a feature, which need its column no longer; see `edit`.
 
-        If other features carry the same information, dropping this one does not remove it from the model: the entry
-        in `history` tells in `taken_over` which share of this function every other feature can take over.
+        If other features carry the same information, dropping this one does not remove it from the
+        model: the entry in `history` tells in `taken_over` which share of this function every other
+        feature can take over.
 
         Args:
             feature: Name of the feature.
@@ -593,15 +624,16 @@ class Functions:
     def to_onnx(self, path: str | os.PathLike[str], *, like: TableLike | None = None) -> None:
         """Writes an ONNX model of standard operators: predictions, probabilities and contributions.
 
-        Every column is an input of its own name, shape (rows, 1): numbers in single precision, names as strings; a
-        missing name is the text that the model's metadata has under "nobsp.missing", "" unless that is a level.
-        Outputs: "prediction", "probabilities" of a classifier, "sum" before the link, and "contributions"
-        (rows, terms, outputs), whose terms the metadata names. Inside, all numbers are double precision.
+        Every column is an input of its own name, shape (rows, 1): numbers in single precision,
+        names as strings; a missing name is the text that the model's metadata has under
+        "nobsp.missing", "" unless that is a level. Outputs: "prediction", "probabilities" of a
+        classifier, "sum" before the link, and "contributions" (rows, terms, outputs), whose terms
+        the metadata names. Inside, all numbers are double precision.
 
         Args:
             path: Where to; an existing file is replaced, atomically.
-            like: A table whose columns say which types inputs have: booleans, whole numbers, single or double
-                precision. `onnx_inputs` makes rows fit.
+            like: A table whose columns say which types inputs have: booleans, whole numbers, single
+                or double precision. `onnx_inputs` makes rows fit.
 
         Raises:
             ImportError: If onnx is not installed.
@@ -644,12 +676,14 @@ class Functions:
     ) -> str:
         """One SELECT that predicts for every row of a database's table, with contributions.
 
-        Numbers, booleans, texts, missing values and levels that were not seen are read as `predict` reads them. Names
-        and levels are quoted so that none can leave its quotes. Columns of the result: "prediction"; for classes
-        "probability of …"; "sum" before the link; "base" and "contribution of …", which add up to the sum.
+        Numbers, booleans, texts, missing values and levels that were not seen are read as `predict`
+        reads them. Names and levels are quoted so that none can leave its quotes. Columns of the
+        result: "prediction"; for classes "probability of …"; "sum" before the link; "base" and
+        "contribution of …", which add up to the sum.
 
         Args:
-            table: Name of the table or view, with the columns of the calibration; a dot parts it from its schema.
+            table: Name of the table or view, with the columns of the calibration; a dot parts it
+                from its schema.
             dialect: Which database: "duckdb", "postgres" (12 or later) or "sqlite" (3.35 or later).
             keep: Columns of the table to carry along, such as a key; a text is the name of one.
             contributions: Whether contributions are in the result.
@@ -682,10 +716,10 @@ class Functions:
     def to_excel(
         self, path: str | os.PathLike[str], X: TableLike | None = None, *, lines: int = 20
     ) -> None:
-        """Writes a workbook that predicts: rows to fill in, formulas beside them, tables behind them.
+        """Writes a workbook that predicts: rows to fill in, formulas beside, tables behind them.
 
-        Sheets tell numbers apart by fifteen digits, and an empty text is an empty cell, which is missing; otherwise
-        cells are read as `predict` reads them.
+        Sheets tell numbers apart by fifteen digits, and an empty text is an empty cell, which is
+        missing; otherwise cells are read as `predict` reads them.
 
         Args:
             path: Where to; an existing file is replaced, atomically.
@@ -706,8 +740,8 @@ class Functions:
     def to_javascript(self) -> str:
         """The functions as a JavaScript module without dependencies, for browsers and Node.
 
-        It exports `predict(row)`, `probabilities(row)`, `sums(row)` and `contributions(row)` for a row such as
-        `{age: 40, city: "Bern"}`; what is not there is missing.
+        It exports `predict(row)`, `probabilities(row)`, `sums(row)` and `contributions(row)` for a
+        row such as `{age: 40, city: "Bern"}`; what is not there is missing.
 
         Example:
             >>> import numpy as np, nobsp
@@ -723,7 +757,7 @@ class Functions:
         return write_javascript(layout_of(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything to one safetensors file, atomically; docs/compiled-format.md describes it."""
+        """Writes all to one safetensors file, atomically; see docs/compiled-format.md."""
         serialization.save(path, with_bands(self), kind=KIND, version=VERSION)
 
     @classmethod
@@ -820,7 +854,10 @@ class Functions:
         return self._card(f"Functions of {count(len(self.feature_names), 'feature')}")
 
     def _card(self, title: str) -> str:
-        """What a notebook shows: how much is explained, the strongest features with their curves, findings."""
+        """What a notebook shows: the share explained, the strongest features, findings.
+
+        The features are shown with their curves.
+        """
         return notebook.card(
             title,
             self.state._headline_bar(),
@@ -865,7 +902,7 @@ CLASSES = (
 
 
 def with_bands(functions: Functions) -> Functions:
-    """The same functions with their tables and bands, which are made now if they were not yet."""
+    """The functions themselves, with tables and bands, which are made now if they were not yet."""
     _ = functions.tables
     make_bands = functions._make_bands
     if make_bands is not None and not functions.spreads:
@@ -950,7 +987,9 @@ def _drawn_at(feature: Feature, axis: Axis, points: int) -> tuple[FloatArray, Se
 
 
 def _spread_points(knots: FloatArray, low: float, high: float, points: int) -> FloatArray:
-    """Numbers from end to end, half of them even and half as close as the knots are, which follow rows and bends.
+    """Numbers from end to end, half of them even, half as close as the knots are.
+
+    Knots follow rows and bends.
 
     Even ones alone would pass over most rows where one of them is far from all others.
     """
@@ -986,7 +1025,8 @@ def function_of(
     def function(*values: ArrayLike) -> FloatArray:
         if len(values) != len(names):
             raise TypeError(
-                f"the function of {term_name(names)} takes {len(names)} arrays, found {len(values)}."
+                f"the function of {term_name(names)} takes {len(names)} arrays, found "
+                f"{len(values)}."
             )
         members = [read(value) for read, value in zip(readers, values, strict=True)]
 
@@ -998,3 +1038,42 @@ def function_of(
         return evaluate(*members) if lengths[0] else np.zeros(0)
 
     return function
+
+
+def value_readers(functions: Functions, names: Sequence[str]) -> list[Callable[[Any], AnyArray]]:
+    """Per feature of a term, a function that makes rows of its values.
+
+    The rows have one column for each column of the feature.
+    """
+    features = [functions.features[feature_position(functions, name)] for name in names]
+    functions._find_table(tuple(names))
+    return [
+        partial(value_rows, members=len(feature.columns), name=feature.name) for feature in features
+    ]
+
+
+def read_term(
+    functions: Functions, names: Sequence[str], members: Sequence[AnyArray]
+) -> tuple[FloatArray, BoolArray]:
+    """A term's table at values of its features.
+
+    Gives contributions of shape (rows, outputs), and which rows have unseen levels.
+    """
+    columns = {}
+    for name, rows in zip(names, members, strict=True):
+        feature = functions.features[feature_position(functions, name)]
+        for position, column in enumerate(feature.columns):
+            columns[column] = rows[:, position]
+
+    table = functions._find_table(tuple(names))
+    chunk = Chunk(columns, slice(0, len(members[0])), functions.column_names)
+    return table(chunk), table.has_unseen_level(chunk)
+
+
+def _warn_of_unseen(names: Sequence[str], members: Sequence[AnyArray]) -> None:
+    """Says that a level was not calibrated; `members` are the values of one row, by feature."""
+    values = ", ".join(quote(value) for own in members for value in own.tolist())
+    warn_caller(
+        f"the functions have no value of {term_name(names)} for {values}, which calibration did "
+        "not see: it counts as 0. The explainer would ask the model."
+    )

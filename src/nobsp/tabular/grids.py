@@ -1,11 +1,11 @@
 """The network on knots and grids, averaged over background rows, and what that may cost.
 
-Tables reach beyond the calibrated range, where a model may raise or give no finite number. A knot there
-that the model cannot answer takes the answer of the last one, seen from the range, that it can; inside
-the range such a value is an error that names it.
+Tables reach beyond the calibrated range, where a model may raise or give no finite number. A knot
+there that the model cannot answer takes the answer of the last one, seen from the range, that it
+can; inside the range such a value is an error that names it.
 
-In this order: the tabulator, where the model answers, knots where a function bends, background rows; then
-forward rows, planned, counted, limited and announced, and how fine tables are.
+In this order: the tabulator, where the model answers, knots where a function bends, background
+rows; then forward rows, planned, counted, limited and announced, and how fine tables are.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp._typing import BoolArray
+from nobsp.network.columns import Subset
 from nobsp.network.forest import Forest
 from nobsp.network.guest import OperationCounter
-from nobsp.network.inputs import Subset
 from nobsp.network.readout import Represent
 from nobsp.tabular.features import Domain, Points
 from nobsp.tabular.lookup import Array, Chunk, NumberAxis, Places
@@ -39,7 +39,8 @@ class Averages(NamedTuple):
     mean: Tensor  # (points of each feature …, width)
     # what the head makes of it for every background row by itself, (background, points …, outputs)
     outputs: Tensor  # less a constant
-    # at which points the model answered, (points …); elsewhere values are those of another point. None for all
+    # at which points the model answered, (points …); elsewhere values are those of another point.
+    # None for all
     answered: BoolArray | None = None
 
 
@@ -51,13 +52,16 @@ _ROUNDING_OF_TREES = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Shortcut:
-    """Tables of a model of trees without forward passes; the rows that they stand for are counted all the same."""
+    """Tables of a model of trees, made without forward passes.
+
+    The rows that they stand for are counted all the same.
+    """
 
     forest: Forest
     spend: Callable[[int], None]
 
     def table(self, tabulator: Tabulator, features: Sequence[Points]) -> Averages | None:
-        """The table of some features; None where one of them is not a single column of ascending numbers."""
+        """The table of some features; None where one is no single column of ascending numbers."""
         lines = [_ascending_line(points) for points in features]
         if any(line is None for line in lines):
             return None
@@ -85,7 +89,10 @@ def _ascending_line(points: Points) -> Array | None:
 def find_shortcut(
     forest: Forest | None, sample: Sample, head_weight: Tensor, *, spend: Callable[[int], None]
 ) -> Shortcut | None:
-    """A shortcut where trees were read as the model answers: compared on calibration rows, whose answers are known."""
+    """A shortcut where the trees as they were read answer as the model does; None elsewhere.
+
+    They are compared on calibration rows, for which the model's answers are known.
+    """
     if forest is None or not len(sample):
         return None
     some = sample.some(_COMPARED_ROWS)
@@ -118,7 +125,10 @@ class Tabulator:
         self.head_weight = head_weight
 
     def __call__(self, features: Sequence[Points]) -> Averages:
-        """The table of some features, held where the model gives no answer beyond the calibrated range."""
+        """The table of some features.
+
+        It is held where the model gives no answer beyond the calibrated range.
+        """
         table = self.ask(features)
         answered = answered_nodes(table.mean, table.outputs)
         if answered.all():
@@ -165,7 +175,9 @@ class Tabulator:
         )
 
     def shorten(self, outputs: Tensor) -> Tensor:
-        """Outputs in single precision, less the middle of the first of them: a large mean would take their digits.
+        """Outputs in single precision, less the median of the first ones.
+
+        A large mean would take their digits.
 
         A constant is nothing to what they are for: bands, steps and strengths.
         """
@@ -180,9 +192,9 @@ class Tabulator:
         if self._failure is not None:
             reason = f"it raises {type(self._failure).__name__}: {self._failure}"
         return UnansweredError(
-            f"the model cannot be asked for {values}, inside the range of the calibration rows, with the other "
-            f"features as in other rows ({reason}). Leave out the rows that reach such values, or pass a model that "
-            "answers there."
+            f"the model cannot be asked for {values}, inside the range of the calibration rows, "
+            f"with the other features as in other rows ({reason}). Leave out the rows that reach "
+            "such values, or pass a model that answers there."
         )
 
     def with_rows(self, count: int) -> Tabulator:
@@ -218,12 +230,18 @@ class Tabulator:
         return torch.cat([part.mean(1) for part in self._over_background(columns, values)])
 
     def require_answers(self, representation: Tensor, name: str) -> None:
-        """An error where the model gave no finite answer for values of a feature or term that rows have."""
+        """Raises an UnansweredError where the model gave no finite answer for values of rows.
+
+        They are values of the feature or term `name`.
+        """
         if not bool(representation.isfinite().all()):
             raise self._unanswered(f"values of {name}") from self._failure
 
     def _over_background(self, columns: Sequence[int], values: Tensor) -> Iterator[Tensor]:
-        """Representations with values (nodes, columns) put into every background row, (nodes, background, width)."""
+        """Representations with values put into every background row.
+
+        Shape (nodes, background, width), for values of shape (nodes, columns).
+        """
         count = len(self.background)
         nodes_at_once = max(self._batch_size // count, 1)
         for part in torch.split(values, nodes_at_once):
@@ -235,7 +253,10 @@ class Tabulator:
 
 
 def _repeat_side(inputs: Tensor, *, side: int, sizes: Sequence[int]) -> Tensor:
-    """The points of one side of a grid at all nodes, the last side running fastest, (nodes, columns)."""
+    """The points of one side of a grid at all nodes, shape (nodes, columns).
+
+    The last side runs fastest.
+    """
     shape = [1] * len(sizes)
     shape[side] = sizes[side]
     return inputs.reshape(*shape, -1).expand(*sizes, -1).flatten(0, -2)
@@ -258,7 +279,8 @@ def run_where_answered(
 ) -> tuple[Tensor, Exception | None]:
     """Representations in float64 on the CPU, NaN where the model raises, and what it raised last.
 
-    A batch that raises is halved until the rows are found, in whole groups: those of one knot are lost together.
+    A batch that raises is halved until the rows are found, in whole groups: those of one knot are
+    lost together.
     """
     try:
         # Warnings of numpy would be about values that we chose.
@@ -295,7 +317,8 @@ def last_answered(answered: BoolArray, held: Sequence[NDArray[np.intp]]) -> list
 
     Args:
         answered: Which nodes have an answer, one dimension per axis.
-        held: Per axis, the node at the end of the calibrated range for every node beyond it; itself for others.
+        held: Per axis, the node at the end of the calibrated range for every node beyond it; itself
+            for others.
 
     Raises:
         UnansweredError: With the indices of a node inside the range that has no answer.
@@ -328,7 +351,10 @@ def last_answered(answered: BoolArray, held: Sequence[NDArray[np.intp]]) -> list
 
 
 def _distrust_beyond(reliable: BoolArray, axis: int, inward: NDArray[np.intp]) -> None:
-    """Marks what lies further out than an unanswered node: past the end of a domain, answers mean nothing."""
+    """Marks what lies further out than an unanswered node as not reliable.
+
+    Past the end of a domain, answers mean nothing.
+    """
     lines = np.moveaxis(reliable, axis, 0)
     below = np.flatnonzero(inward > np.arange(len(inward)))[::-1]
     above = np.flatnonzero(inward < np.arange(len(inward)))
@@ -336,14 +362,16 @@ def _distrust_beyond(reliable: BoolArray, axis: int, inward: NDArray[np.intp]) -
         lines[node] &= lines[inward[node]]
 
 
-# ---------------------------------------------------------------------- knots where a function bends
+# --------------------------------------------------------------------- knots where a function bends
 
 
-# Where a segment is cut first to see whether it bends: not in the middle, where a wave crosses its chord.
+# Where a segment is cut first to see whether it bends: not in the middle, where a wave crosses its
+# chord.
 _FIRST_CUT = 0.382
 # Where segments are cut after that.
 _LATER_CUTS = 0.5
-# Largest distance from a straight line between knots, in units of the outputs; less would not show in a plot.
+# Largest distance from a straight line between knots, in standard deviations of the outputs; less
+# would not show in a plot.
 _STRAIGHT = 1e-3
 
 
@@ -380,7 +408,10 @@ class _Line:
         return left + share * (right - left)
 
     def insert(self, segments: Places, numbers: Array, mean: Tensor, outputs: Tensor) -> None:
-        """Adds a knot to each of some segments, whose halves bend as far as is known like the whole."""
+        """Adds a knot to each of some segments; both halves are taken to bend like the whole.
+
+        Nothing else is known of them yet.
+        """
         self.bends = np.insert(self.bends, segments + 1, self.bends[segments])
         knots = np.concatenate([self.knots, numbers])
         answered = np.concatenate([self.answered, np.ones(len(numbers), dtype=bool)])
@@ -402,7 +433,7 @@ def refine_knots(
     unit: Tensor,
     most: int,
 ) -> tuple[Points, Averages]:
-    """Adds knots to a table where the function is further than a thousandth of a unit from straight.
+    """Adds knots to a table where its function is over a thousandth of a unit from straight.
 
     It ends early where no more forward rows are left.
     """
@@ -461,7 +492,10 @@ def _stand_for_themselves(points: Points, table: Averages) -> BoolArray:
 
 
 def _first_bends(domain: Domain, axis: NumberAxis, answered: BoolArray, rows: Chunk) -> Array:
-    """Segments that may bend, as infinite: nothing was measured yet; zero for those that are not looked at."""
+    """Per segment infinity where it may bend, and zero where it is not looked at.
+
+    Infinite, because nothing was measured yet.
+    """
     assert domain.span is not None
     low, high = domain.span
     left = axis.knots[:-1]
@@ -488,7 +522,7 @@ def _cut_segments(
     share: float,
     unit: Tensor,
 ) -> None:
-    """Asks the network where segments are cut, notes how far from straight it is, and adds the knots."""
+    """Asks the network where segments are cut, notes how far from straight it is, adds knots."""
     inputs = domain.encode(numbers[:, None])
     cuts = tabulator.ask([Points(first.axis, inputs, first.columns, held=segments)])
     answered = answered_nodes(cuts.mean, cuts.outputs)
@@ -504,16 +538,18 @@ def _cut_segments(
     line.insert(segments, numbers[answered], mean, outputs)
 
 
-# ---------------------------------------------------------------------- background rows: few rows that stand for all
+# ----------------------------------------------------- background rows: few rows that stand for all
 
 
 # Most that background rows are drawn apart: more would be outliers' work.
 MOST_STRETCH = 2.0
-# Rows of the table that a draw of background rows is compared with: distances to all of them would take long.
+# Rows of the table that a draw of background rows is compared with: distances to all of them would
+# take long.
 _ROWS_OF_A_DRAW = 512
 # Draws that are compared: a single one may miss a tail of the rows.
 _DRAWS = 64
-# Between these quantiles of a column its middle lies: no mean is shifted further than their distance.
+# Between these quantiles of a column its middle lies: no mean is shifted further than their
+# distance.
 _MIDDLE_HALF = (0.25, 0.75)
 
 
@@ -568,10 +604,11 @@ class Backgrounds:
         return self._tabulators[count]
 
     def with_spread(self) -> Tabulator:
-        """A tabulator over few rows, the amounts in them spread as they are in the calibration rows.
+        """A tabulator over few rows whose amounts are spread as they are in the calibration rows.
 
-        For terms without a table: they are not purified over the calibration rows, and few background rows are too
-        close to their mean. A feature that multiplies another one's square would be shown too weak.
+        For terms without a table: they are not purified over the calibration rows, and few
+        background rows are too close to their mean. A feature that multiplies another one's square
+        would be shown too weak.
         """
         if self._spread is None:
             rows = self.of_rows(DIRECT_BACKGROUND).background
@@ -615,7 +652,9 @@ def _respread(background: Tensor, rows: Tensor, columns: list[int]) -> Tensor:
 def choose_background(
     rows: Tensor, count: int, numbers: Sequence[int], represent: Represent
 ) -> Tensor:
-    """`count` rows that stand for all of them, columns of amounts (`numbers`) shifted to the mean of all rows.
+    """`count` rows that stand for all, with columns of amounts shifted to the mean of all rows.
+
+    `numbers` are the columns of amounts.
 
     Without the shift, the split between base and curves would depend on which rows were drawn.
     """
@@ -626,7 +665,10 @@ def choose_background(
 
 
 def draw_rows(rows: Tensor, count: int) -> Tensor:
-    """Positions of `count` rows: of several random draws the one closest to all rows by energy distance."""
+    """Positions of `count` rows: the random draw closest to all rows by energy distance.
+
+    It is the best of several draws.
+    """
     # A generator of our own: the caller's random numbers stay where they were.
     generator = torch.Generator().manual_seed(0)
     scaled = _standardize(rows.to(torch.float64))
@@ -663,7 +705,10 @@ def _energy_distances(rows: Tensor, draws: Tensor, compared: Tensor) -> Tensor:
 def _shift_to_mean(
     chosen: Tensor, rows: Tensor, columns: list[int], represent: Represent
 ) -> Tensor:
-    """Background rows with some columns shifted to the mean of all rows, as far as the model answers there."""
+    """Background rows with some columns shifted to the mean of all rows.
+
+    They are shifted as far as the model answers there.
+    """
     values = rows[:, columns].to(torch.float64)
     shift = values.mean(0) - chosen[:, columns].mean(0)
     # A mean that single outliers carry lies where no row does: nothing is shifted there.
@@ -699,7 +744,7 @@ def _answers(represent: Represent, rows: Tensor) -> bool:
     return failure is None and bool(answers.isfinite().all())
 
 
-# ---------------------------------------------------------------------- what it may cost: forward rows
+# ------------------------------------------------------------------- what it may cost: forward rows
 
 
 logger = logging.getLogger("nobsp")
@@ -707,7 +752,8 @@ logger = logging.getLogger("nobsp")
 # Rows that finding the head takes: calls of a few rows, and some of the whole probe.
 PROBING_ROWS = 128
 PROBING_CALLS = 6
-# Shares of what is left when full tables do not fit: of the calibration rows, then of single features and of screening.
+# Shares of what is left when full tables do not fit: of the calibration rows, then of single
+# features and of screening.
 _SAMPLE_SHARE = 0.25
 _MAINS_SHARE = 0.5
 _SCREEN_SHARE = 0.2
@@ -717,6 +763,9 @@ PAIRS_SHARE = 0.8
 FEWEST_LIMITED_BACKGROUND = 4
 # Seconds of a calibration that are announced before it goes on.
 _LONG = 60.0
+# A call of fewer rows, and of less time, is mostly what any call takes, however few its rows.
+_TIMED_ROWS = 64
+_TIMED_SECONDS = 1.0
 
 
 class BudgetSpentError(RuntimeError):
@@ -729,8 +778,12 @@ class Meter:
 
     limit: int | None = None
     spent: int = 0
-    # of the fastest call so far: the first ones load what the model needs, and other work may get in between
+    # of the fastest call so far: the first ones load what the model needs, and other work may get
+    # in between
     seconds_per_row: float = float("inf")
+    is_timed: bool = (
+        False  # whether a call had rows enough, or took long enough, to tell the time of a row
+    )
     reserved: int = 0  # rows that terms without tables will need
     reduced: bool = False  # whether tables are coarser than they would be without a limit
 
@@ -741,7 +794,7 @@ class Meter:
 
     @contextmanager
     def reserving(self, rows: int) -> Iterator[None]:
-        """Keeps so many rows for later, until the block ends or they are released."""
+        """Keeps a number of rows for later, until the block ends or they are released."""
         self.reserve(rows)
         try:
             yield
@@ -749,7 +802,7 @@ class Meter:
             self.release()
 
     def reserve(self, rows: int) -> None:
-        """Keeps so many rows for later, until they are released."""
+        """Keeps a number of rows for later, until they are released."""
         self.reserved = rows
 
     def release(self) -> None:
@@ -765,7 +818,7 @@ class Meter:
         self.spent += rows
 
     def count(self, represent: Represent) -> Represent:
-        """The same function of rows, counted."""
+        """A function of rows that counts the rows it is asked about."""
 
         def counted(rows: Tensor) -> Tensor:
             self.spend(len(rows))
@@ -773,6 +826,7 @@ class Meter:
             answers = represent(rows)
             seconds = time.perf_counter() - start
             self.seconds_per_row = min(self.seconds_per_row, seconds / max(len(rows), 1))
+            self.is_timed |= len(rows) >= _TIMED_ROWS or seconds >= _TIMED_SECONDS
             return answers
 
         return counted
@@ -792,11 +846,18 @@ class Costs:
     knots: int  # of all features, before refinement
     background: int  # rows that each knot is averaged over
     screen: int  # of all pairs
+    grids: int = 0  # of as many pairs as are tested at most; not among those that it takes at least
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All that it takes at least."""
         return self.sample + self.direct + self.knots * self.background + self.screen
+
+    def rest(self, left: float) -> tuple[float, float]:
+        """Rows that run after the calibration rows, if few features interact, and if many do."""
+        # Knots added where functions bend usually take about as much again.
+        few = 2 * self.total - self.sample
+        return min(few, left), min(few + self.grids, left)
 
 
 @dataclass(frozen=True)
@@ -846,30 +907,53 @@ def fewer_pairs(sizes: Iterable[int], background: int, left: float) -> int:
     return count
 
 
-def announcement(rows: float, seconds_per_row: float, *, least_seconds: float = _LONG) -> str:
-    """How long these forward rows will take, in words; empty where that is not long."""
-    seconds = rows * seconds_per_row
-    if seconds <= least_seconds:
+def announcement(rows: float, most_rows: float, seconds_per_row: float) -> str:
+    """How long a calibration will take, in words.
+
+    Empty where that is not long even if many features interact.
+    """
+    if most_rows * seconds_per_row <= _LONG:
         return ""
-    duration = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
+    duration = f"about {_in_words(rows * seconds_per_row)}"
+    number = f"some {rows:,.0f}"
+    if most_rows > rows:
+        duration += f", or up to {_in_words(most_rows * seconds_per_row)} if many features interact"
+        number += f" to {most_rows:,.0f}"
     return (
-        f"calibrating takes about {duration}: some {rows:,.0f} forward rows at "
-        f"{1000 * seconds_per_row:.3g} ms each. NObSP(model, max_forward_rows=...) limits them."
+        f"calibrating takes {duration}: {number} forward rows at {1000 * seconds_per_row:.3g} ms "
+        "each. NObSP(model, max_forward_rows=...) limits them."
     )
 
 
-def announce(rows: float, seconds_per_row: float) -> None:
-    """Says on the package's logger, which prints it on stderr by default, when a calibration will take long."""
-    message = announcement(rows, seconds_per_row)
+def announcement_of_grids(grids: int, rows: float, seconds_per_row: float) -> str:
+    """How long the grids of the interactions found will take; empty where that is not long."""
+    if rows * seconds_per_row <= _LONG:
+        return ""
+    return (
+        f"tables of {grids} interactions take about {_in_words(rows * seconds_per_row)}: "
+        f"{rows:,.0f} forward rows."
+    )
+
+
+def announce(message: str) -> None:
+    """Says on the package's logger that something will take long.
+
+    The logger prints on stderr by default. An empty message is not logged.
+    """
     if message:
         logger.warning(message)
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
 
 
 # ---------------------------------------------------------------------- how fine tables are
 
 
-# How far beyond the calibrated range the network is followed, as shares of the range on either side. Far: a network of
-# linear pieces goes on as straight lines, and unseen rows of heavy-tailed columns lie there.
+# How far beyond the calibrated range the network is followed, as shares of the range on either
+# side. Far: a network of linear pieces goes on as straight lines, and unseen rows of heavy-tailed
+# columns lie there.
 MAIN_REACH = (0.05, 0.25, 1.0, 4.0, 20.0, 100.0)
 # The same for grids of pairs: fewer, as every line is run with every line of the other side.
 PAIR_REACH = (0.25, 2.0, 16.0, 100.0)
@@ -885,9 +969,11 @@ USUAL_BACKGROUND = 32
 MOST_PAIR_NODES = 4096
 # Most nodes of a triple's grid; categories of many levels are left to the residual.
 MOST_TRIPLE_NODES = 8192
-# Most thresholds of a model of steps in a feature's table: each takes two knots, which all background rows run through.
+# Most thresholds of a model of steps in a feature's table: each takes two knots, which all
+# background rows run through.
 MOST_STEPS = 512
-# Background rows of terms that run through the network row by row: every row that is explained pays for each.
+# Background rows of terms that run through the network row by row: every row that is explained pays
+# for each.
 DIRECT_BACKGROUND = 8
 # Rows of a regression with such terms.
 DIRECT_ROWS = 2048
@@ -903,7 +989,10 @@ _MOST_OPERATIONS = 5_000_000
 
 @dataclass(frozen=True)
 class Effort:
-    """How much of the network's time a calibration takes: rows of the background, knots and lines at most."""
+    """How much of the network's time a calibration takes.
+
+    That is, how many background rows, knots and lines it has at most.
+    """
 
     background: int  # rows over which tables of single features are averaged
     quantiles: int  # knots of a feature that follow the rows, before refinement
@@ -934,7 +1023,7 @@ class Effort:
         )
 
     def shared(self, features: int) -> Effort:
-        """This effort for a table with this number of features, whose own tables share forward rows."""
+        """This effort for a table of `features` features, whose own tables share forward rows."""
         rows = MAIN_ROWS // features
         fewest_knots = self.quantiles + self.even + 2 * len(MAIN_REACH)
 
@@ -962,7 +1051,7 @@ FULL = Effort(
     even=9,  # heavy tails have no quantiles
     most_knots=192,  # about the points of a drawn curve
     pair_background=16,  # grids have hundreds of nodes: half of the usual rows
-    pair_quantiles=20,  # with the even ones and those beyond the range, some 30 lines a side
+    pair_quantiles=20,  # with the even ones and those beyond the range, some 36 lines a side
     pair_even=10,
     most_pairs=48,  # each adds up to 32 columns to the regression, which has room for 1,000
     screen_lines=8,  # enough to see a bend; strengths need no more
@@ -981,7 +1070,7 @@ ECONOMY = Effort(
     even=5,
     most_knots=24,  # little is refined
     pair_background=6,
-    pair_quantiles=6,  # some 10 lines a side
+    pair_quantiles=6,  # some 15 lines a side
     pair_even=3,
     most_pairs=12,  # grids of pairs take most of the time
     screen_lines=4,  # one more than the coarsest
@@ -1007,7 +1096,10 @@ def choose_effort(operations: float, features: int) -> Effort:
 
 
 def first_points(domain: Domain, chunk: Chunk, effort: Effort) -> Points:
-    """Points of a feature's own table before it is refined; of steps those of as many as there may be."""
+    """Points of a feature's own table before it is refined.
+
+    Where the model steps, they are at as many of the steps as there may be.
+    """
     if len(domain.steps):
         return domain.step_points(chunk, domain.steps[:MOST_STEPS], quantiles=effort.quantiles)
     return domain.points(
@@ -1026,7 +1118,10 @@ def screen_points(domain: Domain, chunk: Chunk, lines: int) -> Points:
 
 
 def count_pair_nodes(sizes: Sequence[int]) -> int:
-    """Nodes of the grids of all pairs of features with so many points each, too large ones left out."""
+    """Nodes of the grids of all pairs of features; `sizes` are the features' numbers of points.
+
+    Grids that are too large are left out.
+    """
     nodes = np.triu(np.outer(sizes, sizes), 1)
     return int(nodes[nodes <= MOST_PAIR_NODES].sum())
 
@@ -1043,13 +1138,29 @@ def least_costs(
     tabulated = [domain for domain in domains if domain.tabulated]
     named = interactions if isinstance(interactions, Sequence) else ()
     are_screened = interactions is None or (isinstance(interactions, int) and interactions > 0)
+    if isinstance(interactions, int):
+        most_pairs = interactions
+    else:
+        most_pairs = effort.most_pairs if interactions is None else len(named)
     return Costs(
         sample=chunk.count,
         direct=direct_rows(_count_direct_runs(domains, named), chunk.count, background=background),
         knots=sum(len(first_points(domain, chunk, effort)) for domain in tabulated),
         background=min(effort.background, background, chunk.count),
         screen=_screening_rows(tabulated, chunk, effort, background) if are_screened else 0,
+        grids=_grid_rows(tabulated, effort, most_pairs) * min(effort.pair_background, background),
     )
+
+
+def _grid_rows(tabulated: Sequence[Domain], effort: Effort, most_pairs: int) -> int:
+    """Nodes of as many grids of pairs as are tested at most, of the usual size."""
+    lines_of_numbers = effort.pair_quantiles + effort.pair_even + 2 * len(PAIR_REACH)
+    sides = [len(domain.levels or ()) or lines_of_numbers for domain in tabulated]
+    all_pairs = len(sides) * (len(sides) - 1) // 2
+    if not all_pairs:
+        return 0
+    usual_nodes = min(count_pair_nodes(sides) / all_pairs, MOST_PAIR_NODES)
+    return int(min(most_pairs, all_pairs) * usual_nodes)
 
 
 def _count_direct_runs(domains: Sequence[Domain], named: Sequence[Subset]) -> int:
@@ -1072,7 +1183,7 @@ def _screening_rows(
 
 
 def direct_rows(terms: int, rows: int, *, background: int) -> int:
-    """Forward rows of terms without a table: for their directions, the regression, and importances."""
+    """Forward rows of terms without a table, for directions, the regression and importances."""
     per_background_row = (
         min(rows, SOME_ROWS) + min(rows, DIRECT_ROWS) + min(rows, MEASURED_DIRECTLY)
     )

@@ -1,9 +1,12 @@
-"""How well functions describe their model: on held-out rows, on any rows, and how far rows are from those seen."""
+"""How well functions describe their model: on held-out rows, and on any rows.
+
+Also how far rows are from those that were seen.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Literal
@@ -27,10 +30,12 @@ class TermHealth:
     Attributes:
         term: Names of its features.
         rank: Directions its representation uses.
-        unique_share: Share of the spread of its contributions that those of the other terms cannot reproduce.
-        forward_rows: Rows sent through the network for every row that is explained; zero for tables.
-        from_average: Per output how far a feature's curve is from partial dependence, root mean square over the rows as
-            a share of the output's spread; empty where that is not known.
+        unique_share: Share of the spread of its contributions that those of the other terms cannot
+            reproduce.
+        forward_rows: Rows sent through the network for every row that is explained; zero for
+            tables.
+        from_average: Per output how far a feature's curve is from partial dependence, root mean
+            square over the rows as a share of the output's spread; empty where that is not known.
     """
 
     term: tuple[str, ...]
@@ -47,26 +52,33 @@ class Health:
     Attributes:
         findings: What is worth knowing, the worst first; empty when all is well.
         terms: One entry per term.
-        explained: Held-out R² per output: the share of its variance that the terms explain on rows that were not used
-            for the coefficients. As published, on the calibration rows themselves.
+        explained: Held-out R² per output: the share of its variance that the terms explain on rows
+            that were not used for the coefficients. As published, on the calibration rows
+            themselves.
         inside: The same on rows inside the range of the rows fitted on.
         outside_rows: Share of the rows held out that lie outside that range.
         rows: Calibration rows.
-        columns: Columns of the regression, or the width of the reference where terms are fitted one by one.
+        columns: Columns of the regression, or the width of the reference where terms are fitted one
+            by one.
         held_out: Whether `explained` was measured on rows held out.
-        scatter: Standard error of `explained` over the rows, those of one group counted together; empty where it is
-            not known.
-        neighbourhoods: Held-out R² per output with whole neighbourhoods of rows held out, at the strengths that are
-            used; empty where it was not measured. Clearly below `explained` where rows come in clusters.
-        forward_rows: Rows that were sent through the model to calibrate; zero where they were not counted.
+        scatter: Standard error of `explained` over the rows, those of one group counted together;
+            empty where it is not known.
+        neighbourhoods: Held-out R² per output with whole neighbourhoods of rows held out, at the
+            strengths that are used; empty where it was not measured. Clearly below `explained`
+            where rows come in clusters.
+        forward_rows: Rows that were sent through the model to calibrate; zero where they were not
+            counted.
         variance: Variance of every output over the calibration rows; empty where it is not known.
-        edited: Empty for functions as they were calibrated. For edited ones, what `explained` compares them with: the
-            "model", or the "functions" before the last edit where no model was at hand.
+        edited: Empty for functions as they were calibrated. For edited ones, what `explained`
+            compares them with: the "model", or the "functions" before the last edit where no model
+            was at hand.
 
     Example:
         >>> import torch, nobsp
         >>> _ = torch.manual_seed(0)
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
+        ... )
         >>> health = nobsp.NObSP(model).fit(torch.randn(300, 2)).health()
         >>> isinstance(health, nobsp.Health), health.rows
         (True, 300)
@@ -93,7 +105,10 @@ class Health:
 
     @property
     def headline(self) -> str:
-        """The share explained ± its standard error, in one phrase; of the worst output where there are several."""
+        """The share explained ± its standard error, in one phrase.
+
+        Where there are several outputs, that of the worst one.
+        """
         worst = _smallest(self.explained)
         if worst is None:
             too_few_rows = any(finding.code == "few_rows" for finding in self.findings)
@@ -158,6 +173,15 @@ class Health:
         )
 
 
+# The worst first.
+SEVERITIES = ("error", "warning", "note")
+
+
+def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The worst first, otherwise as they came."""
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+
+
 def _smallest(shares: tuple[float, ...]) -> float | None:
     """The smallest share that is a number; None where there is none."""
     numbers = [share for share in shares if not math.isnan(share)]
@@ -171,13 +195,15 @@ MultiOutput = Literal["uniform_average", "raw"]
 
 # Fewest rows whose R² is compared with the headline.
 COMPARED_ROWS = 50
-# Difference of R² that is worth telling, and how many standard errors it must exceed. Independent and correlated
-# tables lose up to 0.03 at the rim of the rows.
+# Difference of R² that is worth telling, and how many standard errors it must exceed. Independent
+# and correlated tables lose up to 0.03 at the rim of the rows.
 WORTH_TELLING = 0.05
 STANDARD_ERRORS = 2.0
-# Share of the rows that lie outside or far from what was calibrated, above which it is a warning; below, a note.
+# Share of the rows that lie outside or far from what was calibrated, above which it is a warning;
+# below, a note.
 MANY_ROWS = 0.05
-# An output whose spread is below this share of its size is constant up to the rounding of a forward pass.
+# An output whose spread is below this share of its size is constant up to the rounding of a forward
+# pass.
 _CONSTANT = 1e-12
 # Features with values outside what was calibrated that are named; the others are counted.
 MOST_NAMED = 5
@@ -190,7 +216,9 @@ class ExplainedWorseWarning(UserWarning):
 def r_squared(
     residuals: FloatArray, outputs: FloatArray, weights: FloatArray | None = None
 ) -> FloatArray:
-    """R² per column, rows weighted where weights are given; NaN where a column is constant up to rounding.
+    """R² per column, with rows weighted if weights are given; NaN for a column that is constant.
+
+    A column that varies by rounding only counts as constant.
 
     Example:
         >>> r_squared(np.array([[0.0], [0.0]]), np.array([[1.0], [2.0]])).tolist()
@@ -209,7 +237,10 @@ def r_squared(
 
 
 def share_on_rows(predictions: FloatArray, residual: FloatArray) -> FloatArray:
-    """1 − Σ residual² / Σ (prediction − mean)² per output; NaN where an output does not vary beyond rounding."""
+    """1 − Σ residual² / Σ (prediction − mean)² per output.
+
+    NaN where an output does not vary beyond rounding.
+    """
     return r_squared(residual, predictions)
 
 
@@ -234,7 +265,10 @@ def scatter_on_rows(predictions: FloatArray, residual: FloatArray) -> FloatArray
 def compare_with_headline(
     predictions: FloatArray, residual: FloatArray, state: Any, names: Sequence[str]
 ) -> Finding | None:
-    """A finding where R² differs from the headline by more than two combined standard errors, and by at least 0.05."""
+    """A finding where R² differs clearly from the headline.
+
+    It must differ by more than two combined standard errors, and by at least 0.05.
+    """
     if len(predictions) < COMPARED_ROWS or len(state.scatter) != len(names) or not state.held_out:
         return None
     headline = np.array(state.explained)
@@ -252,13 +286,13 @@ def compare_with_headline(
     output = int(np.where(differing, np.abs(lower), -np.inf).argmax())
     subject = names[output] if len(names) > 1 else ""
     message = (
-        f"R² on these {len(predictions):,} rows is {shares[output]:.3f}, where the held-out R² of the calibration is "
-        f"{headline[output]:.3f}."
+        f"R² on these {len(predictions):,} rows is {shares[output]:.3f}, where the held-out R² of "
+        f"the calibration is {headline[output]:.3f}."
     )
     if not is_lower.any():
         message += (
-            " These rows are easier to explain than the calibration rows. Training rows are often harder to explain, "
-            "because the model has memorised their noise."
+            " These rows are easier to explain than the calibration rows. Training rows are often "
+            "harder to explain, because the model has memorised their noise."
         )
         return Finding("note", "fresh_rows", subject, message)
 
@@ -266,14 +300,16 @@ def compare_with_headline(
     usual_errors = (1 - headline[output]) * state.variance[output] if state.variance else 0.0
     if errors <= 1.5 * usual_errors:
         message += (
-            " The errors are no larger than usual; R² is lower because the predictions vary less here. They do so on "
-            "rows of a narrower kind, and on all new rows if the model was trained on the calibration rows."
+            " The errors are no larger than usual; R² is lower because the predictions vary less "
+            "here. They do so on rows of a narrower kind, and on all new rows if the model was "
+            "trained on the calibration rows: then calibrate on other rows."
         )
-        return Finding("note", "fresh_rows", subject, message)
-    message += (
-        " Either the model was trained on the calibration rows, or these rows are of another kind. Calibrate on rows "
-        "like these that the model was not trained on."
-    )
+    else:
+        message += (
+            " The model was trained on the calibration rows, or these rows are of another kind, or "
+            "the calibration rows were too few. Calibrate on more rows like these that the model "
+            "was not trained on."
+        )
     return Finding("warning", "fresh_rows", subject, message)
 
 
@@ -283,14 +319,15 @@ def far_finding(far: NDArray[np.bool_]) -> Finding | None:
     if not number:
         return None
     message = (
-        f"{number:,} of {len(far):,} rows are combinations of values far from all calibration rows, though every "
-        "single value is in range. They are flagged in `far`; the functions were not tested there."
+        f"{number:,} of {len(far):,} rows are combinations of values far from all calibration "
+        "rows, though every single value is in range. They are flagged in `far`; the functions "
+        "were not tested there."
     )
     return Finding(_severity(number, len(far)), "far", "", message)
 
 
 def outside_finding(outside: NDArray[np.bool_], feature_names: Sequence[str]) -> Finding | None:
-    """How many rows have values outside what was calibrated, and which features have them, most first."""
+    """How many rows have values outside what was calibrated, and in which features, most first."""
     number = int(outside.any(1).sum())
     if not number:
         return None
@@ -306,9 +343,9 @@ def outside_finding(outside: NDArray[np.bool_], feature_names: Sequence[str]) ->
         subject += f" and {len(named) - MOST_NAMED} more"
 
     message = (
-        f"{number:,} of {len(outside):,} rows have values that the calibration rows do not have: a number out of range "
-        "(its function is continued), a missing value, or a new category. They are flagged in `outside`. Calibrate on "
-        "rows that cover them."
+        f"{number:,} of {len(outside):,} rows have values that the calibration rows do not have: a "
+        "number out of range (its function is continued), a missing value, or a new category. They "
+        "are flagged in `outside`. Calibrate on rows that cover them."
     )
     return Finding(_severity(number, len(outside)), "outside", subject, message)
 
@@ -319,7 +356,7 @@ def _severity(number: int, rows: int) -> str:
     return "warning" if is_many else "note"
 
 
-# ---------------------------------------------------------------------- combinations far from the calibration rows
+# ------------------------------------------------------- combinations far from the calibration rows
 
 
 # Quantiles that a number's scores are read from.
@@ -363,7 +400,7 @@ class Reach:
 
 
 def measure_reach(columns: Mapping[int, AnyArray]) -> Reach | None:
-    """What is usual among some rows; None where there are too few, or fewer than two numbers that vary."""
+    """What is usual among some rows; None for too few rows, or fewer than two varying numbers."""
     numbers = {
         position: np.asarray(column, dtype=np.float64) for position, column in columns.items()
     }

@@ -1,10 +1,11 @@
-"""Heights of functions at a few knots and levels, fitted to rows with the present functions as the prior.
+"""Heights of functions at a few knots and levels, fitted to rows with the functions as prior.
 
-A feature that is dropped leaves something that the others can say in its place; labels may know better than the
-teacher whose functions they are. In both cases every feature's function gets a correction, a line through a few knots
-or one height per level, held constant beyond the rows, and a ridge pulls all corrections towards none. The same
-products tell what is lost when a feature goes and the others take over: with K = (G + Λ)⁻¹ and coefficients θ, the loss
-of the columns p is θ_pᵀ (K_pp)⁻¹ θ_p, and what the others become is θ − K_:p (K_pp)⁻¹ θ_p.
+A feature that is dropped leaves something that the others can say in its place; labels may know
+better than the teacher whose functions they are. In both cases every feature's function gets a
+correction, a line through a few knots or one height per level, held constant beyond the rows, and a
+ridge pulls all corrections towards none. The same products tell what is lost when a feature goes
+and the others take over: with K = (G + Λ)⁻¹ and coefficients θ, the loss of the columns p is θ_pᵀ
+(K_pp)⁻¹ θ_p, and what the others become is θ − K_:p (K_pp)⁻¹ θ_p.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class Block:
     means: FloatArray  # what was taken off, (heights,)
 
     def table(self, heights: FloatArray) -> TermTable:
-        """A correction with these heights, (heights, outputs): zero on average, and flat beyond its knots."""
+        """A correction with these heights, zero on average and flat beyond its knots.
+
+        `heights` has shape (heights, outputs).
+        """
         values = heights - self.means @ heights
         return flat_beyond_ends(TermTable((self.feature,), (self.axis,), values))
 
@@ -49,7 +53,7 @@ def wider(knots: FloatArray) -> FloatArray:
 
 
 def flat_beyond_ends(table: TermTable) -> TermTable:
-    """A function of one number that stays what it is at its first and last knot; levels have no ends."""
+    """A function of one number, held beyond its first and last knot; levels have no ends."""
     axis = table.axes[0]
     if not isinstance(axis, NumberAxis):
         return table
@@ -61,7 +65,10 @@ def flat_beyond_ends(table: TermTable) -> TermTable:
 
 
 def weights_of_nodes(axis: Axis, rows: Chunk) -> FloatArray:
-    """How much each node of an axis counts for each row, (rows, nodes); nothing where a row has no place there."""
+    """How much each node of an axis counts for each row, shape (rows, nodes).
+
+    Nothing counts for a row that has no place there.
+    """
     weights = np.zeros((rows.count, len(axis)))
     everyone = np.arange(rows.count)
     if isinstance(axis, LevelAxis):
@@ -120,7 +127,10 @@ def _coarse_axis(axis: Axis, rows: Chunk) -> Axis | None:
 def tables_of_blocks(
     blocks: Sequence[Block], heights: FloatArray
 ) -> dict[tuple[int, ...], TermTable]:
-    """Every block's correction as a table, by its feature; `heights` are those of all blocks, one below the other."""
+    """Every block's correction as a table, by its feature.
+
+    `heights` are those of all blocks, one below the other.
+    """
     corrections: dict[tuple[int, ...], TermTable] = {}
     start = 0
     for block in blocks:
@@ -181,13 +191,16 @@ class Ridge:
         return cls(inverse, inverse @ sides)
 
     def loss(self, columns: Sequence[int]) -> FloatArray:
-        """What the squared error (with the penalty) gains when columns go and the others take over, per output."""
+        """How much the squared error grows when columns go and the others take over.
+
+        One number per output; the error includes the penalty.
+        """
         own = self.coefficients[columns]
         block = self.inverse[np.ix_(columns, columns)]
         return np.asarray((own * np.linalg.solve(block, own)).sum(0))
 
     def without(self, columns: Sequence[int]) -> Ridge:
-        """The regression after the others took over; columns that went have coefficients of zero."""
+        """The regression after the others took over; removed columns have coefficients of zero."""
         block = self.inverse[np.ix_(columns, columns)]
         carried = self.inverse[:, columns] @ np.linalg.inv(block)
         inverse = self.inverse - carried @ self.inverse[columns]

@@ -75,7 +75,7 @@ def row_position(row: Any, n_rows: int) -> int:
 
 
 def term_position(term: Any, terms: Sequence[Term]) -> int:
-    """Position of a term, given by position, by name, or by the names of its features in any order."""
+    """Position of a term, given by position, by name, or by its features' names in any order."""
     if isinstance(term, int | np.integer) and not isinstance(term, bool):
         return _in_range(term, len(terms), "term")
     if not isinstance(term, str | tuple | list):
@@ -96,7 +96,10 @@ def term_position(term: Any, terms: Sequence[Term]) -> int:
 def output_position(
     output: int | str, names: Sequence[str], what: str = "output", *, argument: str = ""
 ) -> int:
-    """Position of an output, or of something else, given by position or name; the caller calls it `argument`."""
+    """Position of an output, or of something else, given by position or name.
+
+    `argument` is what the caller calls it.
+    """
     called = argument or what
     if isinstance(output, str):
         if output not in names:

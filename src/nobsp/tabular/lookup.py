@@ -22,7 +22,8 @@ Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 Level = str | bool | int | float | None  # None or NaN, the last one, for what is missing
 
-# Buckets of the table that finds a segment, at first: enough for knots that are spaced about evenly.
+# Buckets of the table that finds a segment, at first: enough for knots that are spaced about
+# evenly.
 _FEWEST_BUCKETS = 64
 # Most of them: more of them make searching faster until they leave the cache.
 _MOST_BUCKETS = 1 << 14
@@ -36,8 +37,9 @@ class Feature:
 
     name: str  # what it is called
     columns: tuple[int, ...]  # positions of its columns in the caller's table
-    # "number" for one column of numbers, "levels" for a category, "numbers" for what has no table (several columns of
-    # numbers at once, or a category of very many levels), "unused" for what the model never sees
+    # "number" for one column of numbers, "levels" for a category, "numbers" for what has no table
+    # (several columns of numbers at once, or a category of very many levels), "unused" for what the
+    # model never sees
     kind: Literal["number", "levels", "numbers", "unused"] = "number"
     # smallest and largest calibrated value per column of numbers
     ranges: tuple[tuple[float, float], ...] = ()
@@ -55,7 +57,7 @@ _STEEPEST = 1e300
 
 @dataclass(eq=False)
 class NumberAxis:
-    """One column of numbers, cut at knots; linear in between, and on beyond the first and the last knot."""
+    """One column of numbers, cut at knots; linear between them and beyond the first and last."""
 
     column: int  # position of the column in the caller's table
     knots: Array  # at least two, increasing
@@ -79,14 +81,18 @@ class NumberAxis:
                 break
             count *= 2
 
-        # Buckets grow with x, so every knot of an earlier bucket lies below every number of this one.
+        # Buckets grow with x, so every knot of an earlier bucket lies below every number of this
+        # one.
         self._first: Places = (np.cumsum(held) - held).astype(np.intp)
         self._next = np.append(inner, np.inf)
         with np.errstate(over="ignore"):
             self._per_width = np.minimum(1.0 / np.diff(self.knots), _STEEPEST)
 
     def _buckets(self, x: Array, count: int) -> Places:
-        """The bucket of each number, of so many between the first and the last knot."""
+        """The bucket of each number.
+
+        There are `count` equally wide ones between the first and the last knot.
+        """
         buckets: Array = x - self.knots[0]
         buckets *= self._scale
         np.fmax(buckets, 0.0, out=buckets)  # NaN goes to bucket 0; its result is NaN anyway
@@ -119,12 +125,13 @@ def _are_knots(knots: Array) -> bool:
 
 @dataclass(eq=False)
 class LevelAxis:
-    """A category: one column of names or numbers, or several columns of numbers, such as one-hot ones."""
+    """A category: one column of names or numbers, or several of numbers, such as one-hot ones."""
 
     columns: tuple[int, ...]  # positions of its columns in the caller's table
     # the names of one column, or an array of numbers (levels, columns)
     levels: tuple[Level, ...] | Array
-    # the level that the preprocessing puts in the place of a missing name, by its position
+    # the level that the preprocessing puts in the place of a missing name or number, by its
+    # position
     filled_in: int | None = None
 
     def __post_init__(self) -> None:
@@ -141,7 +148,7 @@ class LevelAxis:
 
     @property
     def missing(self) -> int | None:
-        """Position of the level that missing names have: one of their own, or the one that is filled in."""
+        """Position of the level of missing values: one of their own, or the one filled in."""
         return self._missing
 
     def _find_missing(self) -> int | None:
@@ -149,7 +156,7 @@ class LevelAxis:
         own = [position for name, position in self._positions.items() if is_missing(name)]
         if own or self.filled_in is None:
             return own[0] if own else None
-        if self.filled_in not in range(len(self._positions)):
+        if self.filled_in not in range(len(self.levels)):
             raise ValueError(f"level {self.filled_in}, which is filled in, is not there")
         return self.filled_in
 
@@ -183,11 +190,18 @@ class LevelAxis:
             nearest = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
             nearest[known[nearest] != numbers] = len(known)
             states = transitions[states, nearest]
+
+        if self._missing is not None and len(columns) == 1:
+            is_absent = np.isnan(columns[0].astype(np.float64))
+            states[is_absent] = self._missing
         return states
 
 
 def _trie(levels: Array) -> list[tuple[Array, Places]]:
-    """Per column its distinct numbers, and where (state so far, number) leads; the last state is "unknown"."""
+    """Per column its distinct numbers, and where (state so far, number) leads.
+
+    The last state is "unknown".
+    """
     states = np.zeros(len(levels), np.intp)
     n_states = 1
     trie = []
@@ -218,9 +232,10 @@ Axis = NumberAxis | LevelAxis
 class TermTable:
     """One term's values on a grid: linear along every axis of numbers, one value on every level.
 
-    A function of one number goes on beyond its first and last knot as a straight line. A grid is held at its edges:
-    the product of two straight lines would soon be far from anything. A level that is not among the axis' has the value
-    zero, which is the mean; a missing number without a node of its own gives NaN.
+    A function of one number goes on beyond its first and last knot as a straight line. A grid is
+    held at its edges: the product of two straight lines would soon be far from anything. A level
+    that is not among the axis' has the value zero, which is the mean; a missing number without a
+    node of its own gives NaN.
     """
 
     features: tuple[int, ...]  # positions of its features
@@ -249,13 +264,24 @@ class TermTable:
             values[unseen] = 0.0
         return values
 
+    def has_unseen_level(self, rows: Chunk) -> BoolArray:
+        """Which rows have a level that is not among an axis'."""
+        unseen = np.zeros(rows.count, dtype=bool)
+        for axis in self.axes:
+            if isinstance(axis, LevelAxis):
+                places, _ = rows.places(axis)
+                unseen |= places == len(axis)
+        return unseen
+
     def _nodes_and_corners(
         self, rows: Chunk
     ) -> tuple[Places, list[tuple[int, Array]], BoolArray | None]:
-        """The node before every row, what lies between it and the next ones, and rows of unknown levels, if any.
+        """The node before every row, what lies between it and the next ones, and unknown levels.
 
-        Nodes are numbered with the last axis running fastest. Per axis of numbers, corners say how many nodes on the
-        next one is, and how far along to it a row lies.
+        The last are the rows of unknown levels, or None where there are none.
+
+        Nodes are numbered with the last axis running fastest. Per axis of numbers, corners say how
+        many nodes on the next one is, and how far along to it a row lies.
         """
         nodes = np.zeros(rows.count, np.intp)
         corners: list[tuple[int, Array]] = []
@@ -344,7 +370,8 @@ class Chunk:
         except (TypeError, ValueError, OverflowError) as failure:
             name = position if self._names is None else repr(self._names[position])
             raise TypeError(
-                f"column {name} of X is not numeric ({failure}); pass numbers, as in the calibration."
+                f"column {name} of X is not numeric ({failure}); pass numbers, as in the "
+                "calibration."
             ) from failure
 
     def numbers(self, position: int) -> Array:
@@ -360,7 +387,10 @@ class Chunk:
         return self._numbers[position]
 
     def along(self, axis: NumberAxis, *, held: bool) -> tuple[Places, Array]:
-        """Segment of each row along an axis, and how far along it; `held` at its ends. Not to be written to."""
+        """Segment of each row along an axis, and how far along it; `held` at its ends.
+
+        What is returned is not to be written to.
+        """
         known = self._along.get((axis, held))
         if known is not None:
             return known
@@ -385,7 +415,10 @@ class Chunk:
         return missing
 
     def places(self, axis: LevelAxis) -> tuple[Places, bool]:
-        """Positions of a category's levels; the number of levels for one not among them, and whether there is any."""
+        """Positions of a category's levels, and whether any value is not among the levels.
+
+        Such a value has the number of levels as its position.
+        """
         if axis.columns not in self._places:  # a category has the same levels in all of its terms
             are_names = isinstance(axis.levels, tuple)
             if are_names:
@@ -399,7 +432,7 @@ class Chunk:
 
 
 def value_rows(values: ArrayLike, members: int, name: str) -> AnyArray:
-    """Values of one feature as the caller writes them, one row each, a column for each of its members."""
+    """Values of one feature as the caller writes them, one row each, one column per member."""
     refuse_unreadable(values, name="values")
     if hasattr(values, "detach"):
         values = as_numpy(values)

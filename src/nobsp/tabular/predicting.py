@@ -57,7 +57,8 @@ def check_classes(classes: Sequence[Any], n_outputs: int) -> tuple[Level, ...]:
     for value in values:
         if not isinstance(value, str | bool | int | float):
             raise TypeError(
-                f"classes must be texts or numbers, found {type(value).__name__}; write them as text."
+                f"classes must be texts or numbers, found {type(value).__name__}; write them as "
+                "text."
             )
     if len(set(values)) != len(values):
         raise ValueError(f"classes must differ from each other, found {values}.")
@@ -112,7 +113,10 @@ def decision_limit(functions: Functions) -> float:
 
 
 def class_positions(functions: Functions, sums: FloatArray) -> AnyArray:
-    """Position of each row's class: the largest output, or whether the only one is above its limit."""
+    """Position of each row's class, that of the largest output.
+
+    Where there is only one output, it is whether that is above its limit.
+    """
     if sums.shape[1] == 1:
         is_second = sums[:, 0] > decision_limit(functions)
         return np.asarray(is_second.astype(np.intp))
@@ -161,7 +165,10 @@ def _bounded_probabilities(sums: FloatArray) -> FloatArray:
 
 
 def decide(functions: Functions, X: TableLike) -> FloatArray:
-    """Log-odds or scores of the classes, above zero for what is decided for: (rows,) for two, else (rows, classes)."""
+    """Log-odds or scores of the classes, above zero for what is decided for.
+
+    Shape (rows,) for two classes, else (rows, classes).
+    """
     sums = sum_terms(functions, X) - decision_limit(functions)
     return sums[:, 0] if sums.shape[1] == 1 else sums
 
@@ -278,7 +285,10 @@ def _run_model(model: ModelLike, X: TableLike) -> FloatArray:
 
 
 def _run_in_batches(model: ModelLike, X: TableLike) -> FloatArray:
-    """The same in the modes that are on."""
+    """Outputs of a model that has not been calibrated, batch by batch.
+
+    Whatever modes torch is in stay as they are.
+    """
     import torch
 
     from nobsp.models import adapt

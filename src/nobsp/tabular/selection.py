@@ -1,9 +1,11 @@
-"""Which interactions are tested: pairs by their strength on coarse grids, triples by what they explain.
+"""Which interactions are tested and stay, and the regression of all terms together.
 
-A product of three features has no pairs, so strong pairs do not lead to it. What does is how much the grid of a pair
-*differs from one background row to another*: the third feature is among what differs. Triples whose three pairs all
-differ are tabulated coarsely, ranked by how much of what pairs leave unexplained each explains, and the best of them
-are tabulated finely.
+Pairs are tested by their strength on coarse grids, triples by what they explain.
+
+A product of three features has no pairs, so strong pairs do not lead to it. What does is how much
+the grid of a pair *differs from one background row to another*: the third feature is among what
+differs. Triples whose three pairs all differ are tabulated coarsely, ranked by how much of what
+pairs leave unexplained each explains, and the best of them are tabulated finely.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nobsp.network.inputs import Subset
+from nobsp.network.columns import Subset
 from nobsp.tabular.bands import Traces
 from nobsp.tabular.correction import RegressionFit, Trial, Tried, solve_terms, try_terms
 from nobsp.tabular.features import Domain
@@ -57,7 +59,8 @@ from nobsp.tabular.tables import (
 WORTH_TRYING = 0.005
 # What a pair must explain on held-out rows, of what is unexplained.
 LEAST_RELATIVE_GAIN = 0.005
-# The same of the outputs' variance: a term less is easier to read than so little more that is explained.
+# The same of the outputs' variance: a term less is easier to read than so little more that is
+# explained.
 WORTH_A_TERM = 1e-4
 # Coarsest grids on which pairs are screened: with fewer lines of a side, bends are not seen.
 _FEWEST_LINES = 3
@@ -88,12 +91,13 @@ class Worth:
     least_gain: float  # share of the outputs' variance on held-out rows
 
     def least_on_coarse_grid(self, unexplained: float) -> float:
-        """Share of an output's variance that a coarse grid must explain for the triple to be tried."""
+        """Share of an output's variance a coarse grid must explain for a triple to be tried."""
         return self.trying * (self.least_relative_gain * unexplained + self.least_gain)
 
 
-# A network has a little of every triple, from its noise: only those that matter are shown. Coarse grids explain nearly
-# as much as fine ones: what explains clearly less than it must on a coarse grid is not worth a trial.
+# A network has a little of every triple, from its noise: only those that matter are shown. Coarse
+# grids explain nearly as much as fine ones: what explains clearly less than it must on a coarse
+# grid is not worth a trial.
 SMOOTH = Worth(trying=0.7, least_relative_gain=0.02, least_gain=2e-3)
 
 
@@ -125,7 +129,10 @@ class Screen:
 def screen_pairs(
     tabulator: Tabulator, domains: Sequence[Domain], sample: Sample, effort: Effort
 ) -> Screen:
-    """Every pair's strength, strongest first, read off coarse tables; of the output in which it is largest."""
+    """Every pair's strength, strongest first, read off coarse tables.
+
+    It is that of the output in which it is largest.
+    """
     few = sample.some()
     chunk = few.chunk()
     lines = _coarse_lines(tabulator, domains, few, effort)
@@ -154,7 +161,8 @@ def _coarse_lines(
 ) -> Lines:
     """Lines of grids of all pairs, coarse enough for the forward rows that screening has.
 
-    Where all pairs are too many even for the coarsest grids, only features that act most have lines.
+    Where all pairs are too many even for the coarsest grids, only features that act most have
+    lines.
     """
     chunk = sample.chunk()
     features = [k for k, domain in enumerate(domains) if domain.tabulated]
@@ -179,9 +187,13 @@ def _coarse_lines(
 def _effects_by_background(
     tabulator: Tabulator, pair: Subset, lines: Lines, chunk: Chunk
 ) -> Tensor:
-    """A pair's effect on some rows with the other features as in each background row, (rows, background, outputs)."""
+    """A pair's effect on some rows, with the other features as in each background row.
+
+    Shape (rows, background, outputs).
+    """
     table = tabulator([lines.points[k] for k in pair])
-    # With the background rows side by side as outputs, one reading gives the effect at each of them.
+    # With the background rows side by side as outputs, one reading gives the effect at each of
+    # them.
     outputs = table.outputs.movedim(0, -2).double()
     pure = purify(outputs, [lines.shares[k] for k in pair])
     axes = tuple(lines.points[k].axis for k in pair)
@@ -210,7 +222,8 @@ def _strongest_features(
 def trial_of_pairs(tables: Tables) -> Trial:
     """Pairs that must pay on rows held out.
 
-    Strengths are of the model wherever it may be asked; where features are correlated, few rows may be there.
+    Strengths are of the model wherever it may be asked; where features are correlated, few rows may
+    be there.
     """
     return Trial(
         terms=tuple(grid.term for grid in tables.pairs),
@@ -229,7 +242,7 @@ def are_worth_looking_for(fit: RegressionFit) -> bool:
 
 
 def _unexplained(fit: RegressionFit) -> float:
-    """Share of the variance that is unexplained on held-out rows, on average over the outputs that vary."""
+    """Share of variance unexplained on held-out rows, on average over the outputs that vary."""
     explained = fit.explained[torch.isfinite(fit.explained)]
     return float((1 - explained).mean()) if len(explained) else 0.0
 
@@ -278,7 +291,7 @@ def screen_triples(
 def _gains_of_triples(
     tabulator: Tabulator, candidates: Sequence[Subset], lines: Lines, fit: RegressionFit
 ) -> dict[Subset, float]:
-    """Per triple the share of an output's variance that it explains of the residuals on held-out rows."""
+    """Per triple the share of an output's variance that it explains of held-out residuals."""
     rows = fit.sample.chunk()
     residuals = fit.held_out.chosen()
     variance = fit.sample.spread.square()
@@ -317,7 +330,7 @@ def worth_of(domains: Sequence[Domain]) -> Worth:
 
 
 def trial_of(triples: Sequence[Grid], worth: Worth, fit: RegressionFit) -> Trial:
-    """Triples that must pay on rows held out, tried at strengths around the best ones without them."""
+    """Triples that must pay on held-out rows, tried at strengths near the best without them."""
     best = {int(position) for position in fit.held_out.best}
     around = sorted(best | {position + 1 for position in best})
     alphas = [fit.alphas[position] for position in around if position < len(fit.alphas)]
@@ -352,7 +365,7 @@ class Selected:
 
     @property
     def pairs(self) -> list[Subset]:
-        """Pairs that were fitted, strongest first."""
+        """Pairs that were fitted, in the order of their tables."""
         terms = self.terms
         return [grid.term for grid in self.tables.pairs if grid.term in terms]
 
@@ -403,7 +416,7 @@ class Selection:
             return Screen()
 
     def refine_pairs(self, before: Selected) -> Selected:
-        """Gives pairs of a model of steps more thresholds, where they leave more than they should."""
+        """Gives pairs more thresholds, if the model steps and too much is left unexplained."""
         features = {k for pair in before.pairs for k in pair}
         is_stepped = any(len(before.tables.domains[k].steps) for k in features)
         is_fine = self.maker.pair_room == FINE_PAIR_ROOM
@@ -453,7 +466,10 @@ class Selection:
         return replace(before, tables=tables, fit=fit)
 
     def _tables_with_triples(self, before: Selected, triples: Sequence[Subset]) -> Tables:
-        """Tables of a fit and of triples, each with its pairs, which the trial of pairs may have left out."""
+        """Tables of a fit and of triples, with the pairs inside these triples.
+
+        The trial of pairs may have left some of these pairs out.
+        """
         inside = _pairs_inside(triples)
         extended = self.maker.add_pairs(before.tables, sorted(inside))
         pairs = _grids_of(extended.pairs, before.terms | inside)
@@ -478,7 +494,7 @@ class Selection:
         )
 
     def _pieces(self, tables: Tables, named: Sequence[Subset] = ()) -> list[Piece]:
-        """What the regression is made of: the tables, and the rows of named terms that have none."""
+        """What the regression is made of: tables, and rows of named terms that have none."""
         # Rows of terms without tables run now: what was kept for them is theirs.
         self.maker.meter.release()
         singles, grids = tables.pieces()
@@ -493,7 +509,10 @@ class Selection:
     def _single_piece(
         self, feature: int, tables: Tables, tabulated: Mapping[int, TablePiece]
     ) -> Piece:
-        """A feature as the regression sees it: its table, its rows, or nothing where the model never sees it."""
+        """A feature as the regression sees it: its table, its rows, or nothing.
+
+        Nothing where the model never sees the feature.
+        """
         if feature in tabulated:
             return tabulated[feature]
         if tables.domains[feature].columns:
@@ -543,7 +562,10 @@ def _paying_tables(on_trial: Tables, tried: Tried, fitted: set[Subset]) -> Table
 
 
 def _strongest_columns(pieces: Sequence[Piece], sample: Sample) -> list[Piece]:
-    """The pieces with no more columns in all than a regression can have: the weakest are left to the prior."""
+    """The pieces with no more columns in all than a regression can have.
+
+    The weakest columns are left to the prior.
+    """
     if sum(piece.rank for piece in pieces) <= MOST_COLUMNS:
         return list(pieces)
 

@@ -1,11 +1,11 @@
 """What is known before anything is estimated: options, model, columns, and the rows in memory.
 
-Held-out rows are a fair judge only where they are no copies of rows that were fitted on. Identical rows
-always go together, and so do rows of a group that the caller names. For groups that nobody named there
-are neighbourhoods.
+Held-out rows are a fair judge only where they are no copies of rows that were fitted on. Identical
+rows always go together, and so do rows of a group that the caller names. For groups that nobody
+named there are neighbourhoods.
 
-In this order: options, the problem and its setting; then the rows: read in batches, repeated by weight,
-shared among processes, sampled into memory, dealt into folds.
+In this order: options, the problem and its setting; then the rows: read in batches, repeated by
+weight, shared among processes, sampled into memory, dealt into folds.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from nobsp.models import adapt
 from nobsp.models.coded import Runs
 from nobsp.network.adapted import Adapted, grouping_rows, join_grouping_rows
 from nobsp.network.batches import NoRowsError, Source, batches_of, rows_like
+from nobsp.network.columns import SAMPLE_ROWS, Subset, Summary, needs_data, resolve_baseline
 from nobsp.network.guest import checked_device
-from nobsp.network.inputs import SAMPLE_ROWS, Subset, Summary, needs_data, resolve_baseline
 from nobsp.network.readout import PROBE_ROWS, Network, Readout, Represent, as_model_takes
 from nobsp.numerics import evenly_spaced
 from nobsp.projection import Ridge
@@ -82,12 +82,16 @@ class Options:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Options:
-        """An explainer's parameters, or an error that names the one that cannot be meant."""
+        """The options among an explainer's attributes.
+
+        An error names the one that cannot be meant.
+        """
+        names = [field.name for field in fields(cls)]
         values = {
             name: value.item() if isinstance(value, np.generic) else value
             for name, value in parameters.items()
+            if name in (*names, "ridge_scale")
         }
-        del values["model"]
         ridge = values.pop("ridge")
         ridge_scale = values.pop("ridge_scale")
         reference = values["reference"]
@@ -100,17 +104,24 @@ class Options:
         return cls(**values, ridge=_checked_ridge(ridge, ridge_scale, reference))
 
     def require_alike(self, other: Options) -> None:
-        """An error where an explainer that takes over another's plan was itself asked for something else."""
+        """Raises a ValueError where an explainer's options differ from those it takes over.
+
+        They come with the plan of another explainer.
+        """
         for name in _TAKEN_OVER:
             mine = getattr(self, name)
             theirs = getattr(other, name)
             if plain(mine) != plain(theirs):
                 raise ValueError(
-                    f"like has {name}={theirs!r}, but this explainer {mine!r}; make it with clone(like)."
+                    f"like has {name}={theirs!r}, but this explainer {mine!r}; make it with "
+                    "clone(like)."
                 )
 
     def spelled(self, head: str) -> dict[str, str]:
-        """The options in words, the same for the same options in another process; `head` is the name of the head."""
+        """The options in words, the same for the same options in another process.
+
+        `head` is the name of the head.
+        """
         values = {name: plain(value) for name, value in vars(self).items() if name != "device"}
         values["head"] = head
         return {f"option {name}": repr(value) for name, value in values.items()}
@@ -165,7 +176,7 @@ def _checked_ridge(ridge: Any, scale: Any, reference: str) -> Ridge | None:
 
 
 def plain(value: Any) -> Any:
-    """An option as a file can hold it, the same whichever library's array, frame or list it came in."""
+    """An option as a file can hold it, the same for any library's array, frame or list."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, Tensor):
@@ -178,7 +189,7 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value]
 
 
-# ---------------------------------------------------------------------- the model, the columns and the rows
+# -------------------------------------------------------------- the model, the columns and the rows
 
 
 # Features of a row that an error message shows.
@@ -187,7 +198,11 @@ _MOST_SHOWN = 8
 
 @dataclass(eq=False, kw_only=True)
 class Problem:
-    """A model to be explained, with its columns and options; rows have not been read."""
+    """A model to be explained, with its columns and options.
+
+    Of the rows, those that the head was found with have been read, and all of them where a
+    preprocessing has to be learnt from.
+    """
 
     adapted: Adapted
     network: Network
@@ -258,7 +273,7 @@ class Setting(Problem):
         return changed
 
     def sample(self, represent: Represent, most: int | None = None) -> Sample:
-        """The rows in memory, or `most` of them at even distances, with what the network makes of them."""
+        """The rows in memory, or `most` of them at even distances, with the network's outputs."""
         rows = self.summary.sample
         groups = self.groups
         if most is not None and most < len(rows):
@@ -288,8 +303,8 @@ class Setting(Problem):
                 shown.append(f"{name} = {', '.join(values)}")
         listed = "; ".join(shown[:_MOST_SHOWN]) + ("; …" if len(shown) > _MOST_SHOWN else "")
         raise ValueError(
-            f"X has {len(unanswered):,} rows for which the model's output is not finite, such as the one with "
-            f"{listed}. Leave such rows out: only finite outputs can be explained."
+            f"X has {len(unanswered):,} rows for which the model's output is not finite, such as "
+            f"the one with {listed}. Leave such rows out: only finite outputs can be explained."
         )
 
     def chunk(self) -> Chunk:
@@ -394,7 +409,10 @@ def pose_problem(
     known_columns: Columns | None,
     known_plan: str | None,
 ) -> Problem:
-    """Finds the model's head and the features; all processes must have the same model and options."""
+    """Finds the model's head and the features.
+
+    All processes must have the same model and options.
+    """
     adapted = data.adapted
     probe = rows.probe[: _count_probe_rows(options.max_forward_rows, len(rows.probe))]
     readout = find_readout(adapted, probe, head=options.head)
@@ -430,15 +448,18 @@ def _no_interaction(names: object) -> ValueError:
 
 
 def find_readout(adapted: Adapted, probe: Tensor, *, head: str | nn.Module | None) -> Readout:
-    """The model's linear head, or its outputs, or an error about the columns where the model cannot take them."""
+    """The model's linear head, or else its outputs.
+
+    Raises a ValueError about the columns where the model cannot take them.
+    """
     try:
         readout = Readout.find_any(adapted.module, probe, head=head)
     except (RuntimeError, IndexError) as failure:
         hint = "pass exactly the columns it was trained on, in their order, without labels"
         if isinstance(adapted.module, Runs):
             hint = (
-                "a function is called with an array where all columns are numbers, so pd.DataFrame(rows, "
-                f"columns=[...]) makes a frame of it; otherwise {hint}"
+                "a function is called with an array where all columns are numbers, so "
+                f"pd.DataFrame(rows, columns=[...]) makes a frame of it; otherwise {hint}"
             )
         raise ValueError(
             f"the model cannot take the {probe.shape[1]} columns of X ({failure}); {hint}."
@@ -469,7 +490,8 @@ def names_of_outputs(
 # ---------------------------------------------------------------------- the rows: read in batches
 
 
-# Rows that weights repeat a table to: so many times its own, where that is no more than a sample has.
+# Rows that weights repeat a table to: so many times its own, where that is no more than a sample
+# has.
 _MOST_REPEATS = 32
 # The same where a table has more rows than that: weights are then rounded.
 _FEWEST_REPEATS = 4
@@ -480,7 +502,7 @@ _BYTES_OF_A_NUMBER = 8
 
 
 class TableRows:
-    """A table's rows in batches, read as often as it allows; what was looked at first is not lost."""
+    """A table's rows in batches, read as often as it allows; rows looked at first are not lost."""
 
     def __init__(self, X: TableLike, source: Source) -> None:
         self.X = X
@@ -527,7 +549,10 @@ Rows = TableRows | DatasetRows
 
 
 def count_in_memory(X: TableLike, *, several: bool, argument: str) -> int:
-    """How many rows there are, or an error where they are not in memory; `several` where a model has several inputs."""
+    """How many rows there are; raises a TypeError where they are not in memory.
+
+    `several` says whether the model has several inputs.
+    """
     parts = _inputs_of(X, several=several)
     if not all(len(getattr(part, "shape", ())) > 0 for part in parts):
         raise TypeError(
@@ -554,7 +579,8 @@ def repeat_rows(
     weight = numbers_of(sample_weight, name="sample_weight")
     if weight.shape != (n_rows,) or any(part.shape[0] != n_rows for part in parts):
         raise ValueError(
-            f"sample_weight has the shape {weight.shape}; pass one weight for each of the {n_rows} rows."
+            f"sample_weight has the shape {weight.shape}; pass one weight for each of the {n_rows} "
+            "rows."
         )
     if not (np.isfinite(weight).all() and weight.min() >= 0 and weight.max() > 0):
         raise ValueError(
@@ -567,7 +593,10 @@ def repeat_rows(
 
 
 def _count_repeats(weight: FloatArray) -> Places:
-    """How often each row stands for its weight: exactly where weights are whole multiples, rounded otherwise."""
+    """How often each row is repeated to stand for its weight.
+
+    Exact where weights are whole multiples, rounded otherwise.
+    """
     weight = weight / weight.max()
     counts = weight / weight[weight > 0].min()
 
@@ -575,7 +604,8 @@ def _count_repeats(weight: FloatArray) -> Places:
     most = max(min(_MOST_REPEATS * n_rows, SAMPLE_ROWS), _FEWEST_REPEATS * n_rows)
     are_whole = np.abs(counts - np.rint(counts)).max() <= _WHOLE * counts.max()
     if not are_whole or counts.sum() > most:
-        # Rounded as they add up, so that rows alike have their weight together however small each one's is.
+        # Rounded as they add up, so that rows alike have their weight together however small each
+        # one's is.
         total = np.cumsum(weight) * (most / weight.sum())
         counts = np.diff(np.rint(total), prepend=0.0)
 
@@ -593,10 +623,10 @@ def _like_inputs(X: TableLike, parts: list[TableLike], *, several: bool) -> Tabl
     return parts[0]
 
 
-# ---------------------------------------------------------------------- rows on one or several processes
+# ----------------------------------------------------------------- rows on one or several processes
 
 
-def read_rows(
+def open_rows(
     run: Run,
     X: TableLike,
     adapted: Adapted,
@@ -655,8 +685,8 @@ def _first_share(run: Run, rows: TableRows | None) -> _Share:
     for other in shares[1:]:
         if (other.names, other.width) != (first.names, first.width):
             raise ValueError(
-                f"X has {other.says()} on rank {other.rank} but {first.says()} on rank {first.rank}; "
-                "all need the same."
+                f"X has {other.says()} on rank {other.rank} but {first.says()} on rank "
+                f"{first.rank}; all need the same."
             )
     return first
 
@@ -721,11 +751,11 @@ def _batches_of_block(
     )
 
 
-# ---------------------------------------------------------------------- what rows tell before they are run
+# --------------------------------------------------------------- what rows tell before they are run
 
 
 def find_columns(run: Run, rows: Rows, adapted: Adapted, features: FeatureOption) -> Columns:
-    """The columns, with the levels and ranges of all rows where a preprocessing stands before the network."""
+    """The columns, with levels and ranges of all rows if preprocessing precedes the network."""
     settle = partial(
         columns_of,
         features=features,
@@ -752,7 +782,7 @@ def find_columns(run: Run, rows: Rows, adapted: Adapted, features: FeatureOption
 
 
 def read_ahead(run: Run, rows: Rows, columns: Columns, baseline: Any, *, planned: bool) -> bool:
-    """Whether all rows are read before they are run: where the baseline needs it, or it is cheap."""
+    """Whether all rows are read before they are run: if the baseline needs it, or it is cheap."""
     if isinstance(rows, DatasetRows):
         return True
 
@@ -761,8 +791,8 @@ def read_ahead(run: Run, rows: Rows, columns: Columns, baseline: Any, *, planned
     is_ahead = any(run.gather(is_in_memory or needs_rows))
     if is_ahead and not rows.source.reiterable:
         raise ValueError(
-            f"X can be read only once, but baseline={baseline!r} must be known before; pass its values, or "
-            "data that can be read again."
+            f"X can be read only once, but baseline={baseline!r} must be known before; pass its "
+            "values, or data that can be read again."
         )
     return is_ahead
 
@@ -771,19 +801,21 @@ def require_passes(run: Run, rows: Rows, count: int) -> None:
     """An error where rows cannot be read, or not be kept, as often as the memory asks for."""
     if not rows.source.reiterable:
         raise ValueError(
-            f"X can be read only once, but within memory={run.memory:,} bytes it is read {count} times; pass data "
-            "that can be read again, or give the engine more memory."
+            f"X can be read only once, but within memory={run.memory:,} bytes it is read {count} "
+            "times; pass data that can be read again, or give the engine more memory."
         )
     if run.checkpoint is not None:
         raise ValueError(
-            "checkpoint needs a calibration in one pass; give the engine more memory, or no checkpoint."
+            "checkpoint needs a calibration in one pass; give the engine more memory, or no "
+            "checkpoint."
         )
 
 
 # ---------------------------------------------------------------------- the rows in memory
 
 
-# Steps that a column's range is cut into where rows are put into an order that does not depend on units.
+# Steps that a column's range is cut into where rows are put into an order that does not depend on
+# units.
 _STEPS = 2.0**30
 # The step of a missing or infinite value: beyond all others.
 _NOT_FINITE = np.uint64(2**40)
@@ -804,13 +836,14 @@ class Sample:
         return len(self.inputs)
 
     def chunk(self) -> Chunk:
-        """All rows, to be read from tables, many of which have axes in common."""
+        """All rows, at which tables are read, many of which have axes in common."""
         return Chunk(self.own, slice(0, len(self)), remembers=True)
 
     def in_canonical_order(self) -> Sample:
-        """The same rows in an order that follows from their contents alone: equal rows lie side by side.
+        """The same rows in an order that follows from their contents alone: equal rows adjoin.
 
-        How a table was sorted, in which order its columns stand and in which units they are does not matter.
+        How a table was sorted, in which order its columns stand and in which units they are does
+        not matter.
         """
         values = self.inputs.double().numpy() + 0.0  # −0 becomes 0
         by_share = _row_keys(_shares_of_range(values))
@@ -832,17 +865,23 @@ class Sample:
     def units(self) -> Codes:
         """A number for every row; rows that share it are held out together, and drawn together.
 
-        Rows must be in canonical order, or some of them in that order: equal ones are looked for side by side.
+        Rows must be in canonical order, or some of them in that order: equal ones are looked for
+        side by side.
         """
         return join_rows(self.inputs, self.groups)
 
     def effective_units(self) -> float:
-        """How many units of equal size tell as much: (Σ c)² / Σ c² of the rows c in each, after Kish."""
+        """How many units of equal size tell as much: (Σ c)² / Σ c², after Kish.
+
+        c is the number of rows in each unit.
+        """
         sizes = np.bincount(self.units()).astype(np.float64)
         return float(sizes.sum() ** 2 / np.square(sizes).sum())
 
     def some(self, most: int = SOME_ROWS) -> Sample:
         """At most `most` of the rows, at even distances."""
+        if len(self) <= most:
+            return self
         return self.take(evenly_spaced(len(self), most))
 
     @property
@@ -865,10 +904,11 @@ def _shares_of_range(values: NDArray[np.float64]) -> NDArray[np.uint64]:
 
 
 def _row_keys(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A number for every row that depends on what its columns hold, not on the order of rows or columns.
+    """A number per row that depends on what its columns hold, not on the order of rows or columns.
 
-    Sums of whole numbers modulo 2⁶⁴ are exact in whatever order. A column is known by the sum over its own rows, so
-    that equal values in different columns count differently, as they must for one-hot columns.
+    Sums of whole numbers modulo 2⁶⁴ are exact in whatever order. A column is known by the sum over
+    its own rows, so that equal values in different columns count differently, as they must for
+    one-hot columns.
     """
     mixed = _mix(words)
     column_keys = mixed.sum(axis=0, dtype=np.uint64)
@@ -887,14 +927,15 @@ def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 Codes = NDArray[np.intp]
 
-# ---------------------------------------------------------------------- rows that belong together, and folds
+# ------------------------------------------------------------- rows that belong together, and folds
 
 
 FOLDS = 5
 # Neighbourhoods that rows are divided into, and the fewest rows that one has on average.
 NEIGHBOURHOODS = 50
 FEWEST_IN_NEIGHBOURHOOD = 4
-# Rows that the centres of neighbourhoods are found on, and how often they are moved: more changes no conclusion.
+# Rows that the centres of neighbourhoods are found on, and how often they are moved: more changes
+# no conclusion.
 _CENTRE_ROWS = 4096
 _MOVES = 8
 
@@ -904,8 +945,8 @@ def resolve_groups(
 ) -> tuple[Any, Codes]:
     """The rows without a column that only names groups, and the group of every row as a number.
 
-    A column that the model takes stays a feature. A model that names no columns is taken not to know it, unless
-    `features` names it.
+    A column that the model takes stays a feature. A model that names no columns is taken not to
+    know it, unless `features` names it.
     """
     if isinstance(groups, str):
         X, values = _take_column(X, groups, model=model, features=features)
@@ -915,14 +956,15 @@ def resolve_groups(
     expected = len(values) if rows is None else rows
     if values.shape != (expected,):
         raise ValueError(
-            f"groups has the shape {values.shape}; pass one group for each of the {expected:,} rows."
+            f"groups has the shape {values.shape}; pass one group for each of the {expected:,} "
+            "rows."
         )
 
     missing = [position for position, value in enumerate(values.tolist()) if is_missing(value)]
     if missing:
         raise ValueError(
-            f"groups has a missing value in row {missing[0]}; give every row a group. A row on its own needs its own "
-            "group."
+            f"groups has a missing value in row {missing[0]}; give every row a group. A row on its "
+            "own needs its own group."
         )
 
     _, codes = np.unique(
@@ -930,7 +972,8 @@ def resolve_groups(
     )
     if codes.max(initial=0) == 0:
         raise ValueError(
-            "groups has one group only, so that no rows could be held out; name at least two, or leave it out."
+            "groups has one group only, so that no rows could be held out; name at least two, or "
+            "leave it out."
         )
 
     return X, codes.astype(np.intp)
@@ -953,7 +996,8 @@ def _take_column(
     frame = frame_of(X)
     if frame is None:
         raise TypeError(
-            f"groups is the name {name!r}, but X is a {type(X).__name__} without names; pass the groups themselves."
+            f"groups is the name {name!r}, but X is a {type(X).__name__} without names; pass the "
+            "groups themselves."
         )
     columns = [str(column) for column in frame.columns]
     if name not in columns:
@@ -993,7 +1037,10 @@ def sampled_positions(rows: int, batch_size: int) -> NDArray[np.intp]:
 
 
 def join_rows(inputs: Tensor, groups: Codes | None) -> Codes:
-    """A number for every row, the same for rows that are identical or of one group; identical ones lie side by side."""
+    """A number for every row, the same for rows that are identical or of one group.
+
+    Identical rows must lie side by side.
+    """
     if not len(inputs):
         return np.zeros(0, dtype=np.intp)
     differs = (inputs[1:] != inputs[:-1]) & ~(inputs[1:].isnan() & inputs[:-1].isnan())

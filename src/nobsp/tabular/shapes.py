@@ -1,15 +1,17 @@
-"""Does the model ever fall where it should rise? Asked of the model itself, along every row's own line.
+"""Does the model ever fall where it should rise? It is asked itself, along every row's own line.
 
-A line goes through a row: all its values stay, one feature takes every value of its range. Tables only say where to
-look. A model of steps is asked once on every step, so that nothing between two values can be missed; others are asked
-at the knots of the feature's table and at values between which the table changes alike.
+A line goes through a row: all its values stay, one feature takes every value of its range. Tables
+only say where to look. A model of steps is asked once on every step, so that nothing between two
+values can be missed; others are asked at the knots of the feature's table and at values between
+which the table changes alike. A feature of whole numbers is asked at these alone: there is no half
+of a bedroom.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, get_args
 
 import numpy as np
@@ -35,17 +37,24 @@ from nobsp.tabular.lookup import LevelAxis, NumberAxis, read_columns
 
 Places = np.ndarray[Any, np.dtype[np.intp]]
 
-# Steps smaller than this share of the predictions' spread are rounding, where nobody says otherwise.
+# Steps smaller than this share of the predictions' spread are rounding, where nobody says
+# otherwise.
 USUAL_TOLERANCE = 1e-4
-# Knots of a table at which models that are no steps are asked, and further values where the table is steep.
+# Knots of a table at which models that are no steps are asked, and further values where the table
+# is steep.
 MOST_KNOTS = 65
 STEEP_VALUES = 64
-# Rows on which it is tried whether a model of trees is constant between its thresholds, and what counts as constant.
+# A feature of whole numbers is asked at each of them, up to so many: about as many as other
+# features are asked at.
+MOST_WHOLE_NUMBERS = 256
+# Rows on which it is tried whether a model of trees is constant between its thresholds, and what
+# counts as constant.
 _TRIED_ROWS = 16
 _SAME = 1e-6
 # Counterexamples that are kept, the worst.
 MOST_COUNTEREXAMPLES = 10
-# Share of rows that repeat others from which on it is worth saying that a bound counts each of them.
+# Share of rows that repeat others from which on it is worth saying that a bound counts each of
+# them.
 _MANY_REPEATS = 0.5
 
 
@@ -61,26 +70,31 @@ class ShapeCheck:
         within: The range of values, of a number; None for levels.
         n_rows: Rows whose lines were followed.
         n_values: Values that the feature took on every line.
-        exact: Whether the model was asked on every step it has, so that nothing lies between; for other models a break
-            between two values may have been missed.
+        exact: Whether the model was asked on every step it has, or at every whole number of a
+            feature that has no others, so that nothing lies between; elsewhere a break between two
+            values may have been missed.
         n_broken: Rows whose line breaks the shape.
         rate: Their share, by weight where rows are weighted.
-        bound: With so large a `confidence`, at most this share of rows of the same kind break it (Clopper and Pearson's
-            upper end, for as many rows as `n_draws`).
+        bound: With so large a `confidence`, at most this share of rows of the same kind break it
+            (Clopper and Pearson's upper end, for as many rows as `n_draws`).
         confidence: That of the two-sided interval whose upper end `bound` is.
         worst: The largest break, in units of the output; 0 where there is none.
         broken_rows: Positions in `X` of the rows whose line breaks the shape.
-        counterexamples: Rows to feed to the model oneself, as a table like `X`: two after one another for each of the
-            worst breaks (three for convex and concave), which differ in the feature alone. None where there is none.
+        counterexamples: Rows to feed to the model oneself, as a table like `X`: two after one
+            another for each of the worst breaks (three for convex and concave), which differ in the
+            feature alone. None where there is none.
         predictions: What the model says to each of them.
         breaks: How large each of these breaks is, one per counterexample.
         link: What the model applies to the output afterwards; "identity" where nothing is applied.
-        scale: What the shape is of: "output" before the link, such as a class's logit, or "probability" after it.
+        scale: What the shape is of: "output" before the link, such as a class's logit, or
+            "probability" after it.
         one_of_several: Whether the model has other outputs.
-        n_within: Rows whose own value lies in `within`, where that was passed; None where it was not, or is not known.
-        n_draws: How many rows, drawn one by one and of equal weight, would tell as much: `n_rows` without weights and
-            groups.
-        n_repeats: Rows that repeat an earlier one exactly, where no groups say whether these belong together.
+        n_within: Rows whose own value lies in `within`, where that was passed; None where it was
+            not, or is not known.
+        n_draws: How many rows, drawn one by one and of equal weight, would tell as much: `n_rows`
+            without weights and groups.
+        n_repeats: Rows that repeat an earlier one exactly, where no groups say whether these belong
+            together.
 
     Example:
         >>> import numpy as np, nobsp
@@ -135,8 +149,8 @@ class ShapeCheck:
             notes.append(f"no row's own {self.feature} lies between {low:g} and {high:g}")
         if self.n_repeats >= _MANY_REPEATS * self.n_rows:
             notes.append(
-                f"{self.n_repeats:,} of {self.n_rows:,} rows repeat others, and the bound takes each for a draw of its "
-                "own; say with groups which belong together, if some do"
+                f"{self.n_repeats:,} of {self.n_rows:,} rows repeat others, and the bound takes "
+                "each for a draw of its own; say with groups which belong together, if some do"
             )
         return "; ".join(notes)
 
@@ -195,64 +209,100 @@ def check_shape(
 ) -> ShapeCheck:
     """Follows every row's line; see `NObSP.check_shape`."""
     _require_arguments(shape, tolerance, confidence, most_rows, X)
-    number = _feature_number(fitted, feature)
-    names = fitted.functions.output_names
-    chosen_output = _chosen_output(output, names)
+    question = _Question(
+        feature=feature,
+        number=_feature_number(fitted, feature),
+        shape=shape,
+        output=_chosen_output(output, fitted.functions.output_names),
+        within=within,
+    )
     model = _Asked(
         fitted,
         represent,
-        output=chosen_output,
+        output=question.output,
         link=_link_of(scale, fitted.functions.link),
         batch_size=batch_size,
     )
     sample = _Sample.of(len(X), most_rows, sample_weight, groups)
-    positions = sample.positions
-    rows = X if len(positions) == len(X) else take_rows(X, positions)
+    rows = X if len(sample.positions) == len(X) else take_rows(X, sample.positions)
     inputs = model.inputs(rows)
 
-    line = _line_of(fitted, number, shape, within, chosen_output, model.trying(inputs))
-    outputs = model.follow(inputs, line)
-    if not np.isfinite(outputs).any(1).all():
-        raise ValueError("X has rows for which the model gives no finite answer; leave them out.")
-
+    line = _line_of(
+        fitted,
+        question,
+        model.trying(inputs),
+        is_whole=_is_count(fitted, X, question.number),
+    )
+    outputs = _require_answers(model.follow(inputs, line))
     if tolerance is None:
         tolerance = USUAL_TOLERANCE * float(np.nanstd(model.predict(inputs)))
-    breaks = [_find_break(shape, line.positions, outcome) for outcome in outputs]
-    sizes = np.array([size for size, _ in breaks])
-    broken = np.flatnonzero(sizes > tolerance)
+    breaks = _Breaks.of(outputs, line, shape, tolerance=tolerance)
+    examples = _Examples.of(model, rows, question.number, line, breaks)
 
-    worst = broken[np.argsort(-sizes[broken], kind="stable")][:MOST_COUNTEREXAMPLES]
-    examples = _Examples.of(fitted, rows, number, line, [(row, breaks[row][1]) for row in worst])
-    predictions = np.zeros(0)
-    if examples.table is not None:
-        predictions = model.predict(model.inputs(examples.table))
+    check = _verdict(fitted, question, line, sample, breaks, examples, confidence=confidence)
+    return replace(
+        check,
+        scale=scale,
+        n_within=None if within is None else _count_within(fitted, rows, question.number, line),
+        n_repeats=0 if groups is not None else len(inputs) - len(torch.unique(inputs, dim=0)),
+    )
 
+
+@dataclass(frozen=True)
+class _Question:
+    """What the model is asked."""
+
+    feature: str
+    number: int  # the feature's position
+    shape: str
+    output: int
+    within: tuple[float, float] | None
+
+
+def _require_answers(outputs: FloatArray) -> FloatArray:
+    """Outputs along the rows' lines, an error where a row has none."""
+    if not np.isfinite(outputs).any(1).all():
+        raise ValueError("X has rows for which the model gives no finite answer; leave them out.")
+    return outputs
+
+
+def _verdict(
+    fitted: Fitted,
+    question: _Question,
+    line: _Line,
+    sample: _Sample,
+    breaks: _Breaks,
+    examples: _Examples,
+    *,
+    confidence: float,
+) -> ShapeCheck:
+    """How many rows break the shape, by how much, and what that says of other rows."""
+    names = fitted.functions.output_names
+    broken = breaks.broken
     rate = sample.share_of(broken)
     _, bound = clopper_pearson(rate * sample.n_draws, sample.n_draws, confidence)
+
     return ShapeCheck(
-        feature=feature,
-        shape=shape,
-        output=names[chosen_output],
-        tolerance=float(tolerance),
+        feature=question.feature,
+        shape=question.shape,
+        output=names[question.output],
+        tolerance=breaks.tolerance,
         within=line.within,
-        n_rows=len(sizes),
+        n_rows=len(breaks.sizes),
         n_values=len(line.values),
         exact=line.exact,
         n_broken=len(broken),
         rate=rate,
         bound=bound,
         confidence=confidence,
-        worst=float(sizes[broken].max(initial=0.0)),
-        broken_rows=positions[broken],
+        worst=float(breaks.sizes[broken].max(initial=0.0)),
+        broken_rows=sample.positions[broken],
         counterexamples=examples.table,
-        predictions=predictions,
-        breaks=sizes[worst],
+        predictions=examples.predictions,
+        breaks=breaks.sizes[breaks.worst],
         link=fitted.functions.link,
         one_of_several=len(names) > 1,
-        n_within=None if within is None else _count_within(fitted, rows, number, line),
-        scale=scale,
         n_draws=sample.n_draws,
-        n_repeats=0 if groups is not None else len(inputs) - len(torch.unique(inputs, dim=0)),
     )
 
 
@@ -264,7 +314,8 @@ def _link_of(scale: str, link: str) -> str | None:
     usable = "softmax" if link == "log_softmax" else link
     if usable not in ("softmax", "sigmoid", "exp"):
         raise ValueError(
-            f'scale="probability" needs a model that applies a softmax, a sigmoid or an exponential, but its link is '
+            'scale="probability" needs a model that applies a softmax, a sigmoid or an '
+            "exponential, but its link is "
             f"{link!r}; explain a model that ends in one, or leave scale out."
         )
     return usable
@@ -272,15 +323,54 @@ def _link_of(scale: str, link: str) -> str | None:
 
 def _count_within(fitted: Fitted, rows: TableLike, number: int, line: _Line) -> int | None:
     """Rows whose own value lies in the range; None where values are no numbers."""
-    if line.within is None:
-        return None
-    columns, _ = read_columns(fitted.functions, rows)
-    try:
-        values = np.asarray(columns[fitted.functions.features[number].columns[0]], dtype=np.float64)
-    except (TypeError, ValueError):
+    values = _own_numbers(fitted, rows, number)
+    if line.within is None or values is None:
         return None
     low, high = line.within
     return int(((values >= low) & (values <= high)).sum())
+
+
+def _own_numbers(fitted: Fitted, rows: TableLike, number: int) -> FloatArray | None:
+    """Every row's own value of a feature; None where these are no numbers."""
+    columns, _ = read_columns(fitted.functions, rows)
+    member = fitted.functions.features[number].columns[0]
+    try:
+        return np.asarray(columns[member], dtype=np.float64)
+    except (TypeError, ValueError):
+        return None
+
+
+def _is_count(fitted: Fitted, rows: TableLike, number: int) -> bool:
+    """Whether a feature has whole numbers only, in these rows and in those calibrated on."""
+    is_whole = _are_whole(_own_numbers(fitted, rows, number))
+    return is_whole and _are_whole(_calibrated_numbers(fitted, number))
+
+
+def _calibrated_numbers(fitted: Fitted, number: int) -> FloatArray | None:
+    """Values of a feature that the calibration rows had; None where they are not known."""
+    member = fitted.functions.features[number].columns[0]
+    if fitted.columns.seen:  # of a preprocessing, in the caller's units
+        seen = fitted.columns.seen[member]
+        known = seen.quantiles if len(seen.quantiles) else seen.levels or ()
+        return np.asarray(known, dtype=np.float64)
+
+    # Counts are kept in files, where rows need not be.
+    summary = fitted.summary
+    counted = summary.levels.get(number) or summary.codes.get(number, {}).get(0)
+    if counted is not None:
+        return np.asarray(counted[0], dtype=np.float64).ravel()
+    return summary.sample[:, member].double().numpy()
+
+
+def _are_whole(values: FloatArray | None) -> bool:
+    """Whether all known values are whole numbers, as counts, codes and booleans are.
+
+    False where none are known.
+    """
+    if values is None:
+        return False
+    known = values[np.isfinite(values)]
+    return bool(len(known)) and bool((known == np.rint(known)).all())
 
 
 def _require_arguments(
@@ -295,7 +385,8 @@ def _require_arguments(
         require_number("tolerance", tolerance, least=0)
     elif shape == "bounded":
         raise ValueError(
-            'tolerance must be given for "bounded": by how much the feature alone may move a prediction.'
+            'tolerance must be given for "bounded": by how much the feature alone may move a '
+            "prediction."
         )
     if len(getattr(X, "shape", ())) != 2 or len(X) == 0:
         raise ValueError("X must be an array, a tensor or a frame with at least one row.")
@@ -332,10 +423,12 @@ class _Sample:
         sample_weight: ArrayLike | None,
         groups: ArrayLike | None,
     ) -> _Sample:
-        """All rows that weigh something, or so many of them drawn by chance: a bound needs rows that nobody picked.
+        """All rows that weigh something, or at most `most` drawn by chance.
 
-        Rows of one group count as one draw, since each may do what the others do. With W the groups' weights, a share
-        scatters as that of (Σ W)² / Σ W² independent draws does (Kish).
+        A bound needs rows that nobody picked.
+
+        Rows of one group count as one draw, since each may do what the others do. With W the
+        groups' weights, a share scatters as that of (Σ W)² / Σ W² independent draws does (Kish).
         """
         weights = (
             np.ones(n_rows) if sample_weight is None else weights_of(sample_weight, n_rows=n_rows)
@@ -366,24 +459,18 @@ class _Sample:
 Ask = Callable[["_Line"], FloatArray]
 
 
-def _line_of(
-    fitted: Fitted,
-    number: int,
-    shape: str,
-    within: tuple[float, float] | None,
-    output: int,
-    ask: Ask,
-) -> _Line:
-    """The values at which the model is asked; `ask` tries out whether it is one of steps."""
+def _line_of(fitted: Fitted, question: _Question, ask: Ask, *, is_whole: bool) -> _Line:
+    """The values at which the model is asked; `ask` tries out whether it is one of steps.
+
+    Where `is_whole`, the rows to be asked about have whole numbers only.
+    """
+    number = question.number
     feature = fitted.functions.features[number]
     table = next((table for table in fitted.functions.tables if table.features == (number,)), None)
     axis = table.axes[0] if table is not None and table.axes else None
-    columns = list(fitted.columns.features.columns[number])
 
     if isinstance(axis, LevelAxis):
-        values, positions = _level_values(axis, feature.name, shape)
-        inputs = input_values(fitted.columns, fitted.adapted, number, values[:, None])
-        return _Line(values, inputs, columns, positions, exact=True, within=None)
+        return _level_line(fitted, question, axis)
     if feature.kind == "unused" or (table is not None and not table.axes):
         raise ValueError(
             f"feature {feature.name!r} cannot be checked: the model does not use it, or all "
@@ -391,27 +478,76 @@ def _line_of(
         )
     if not isinstance(axis, NumberAxis) or feature.span is None or table is None:
         raise ValueError(
-            f"feature {feature.name!r} cannot be checked: it is neither a single number nor a category; "
-            "choose another, or calibrate with its columns as features of their own."
+            f"feature {feature.name!r} cannot be checked: it is neither a single number nor a "
+            "category; choose another, or calibrate with its columns as features of their own."
         )
 
-    low, high = _read_range(within, feature.span)
-    steep = _values_where_steep(axis.knots, table.values[: len(axis.knots), output], low, high)
+    low, high = _read_range(question.within, feature.span)
+    is_whole = is_whole and _are_whole(np.array(feature.span))
+    if is_whole:
+        low, high = _whole_range(feature.name, low, high)
+        if high - low < MOST_WHOLE_NUMBERS:
+            every_number = np.arange(low, high + 1)
+            return _number_line(fitted, number, every_number, (low, high), exact=True)
+
+    heights = table.values[: len(axis.knots), question.output]
+    steep = _values_where_steep(axis.knots, heights, low, high)
+    steep = np.unique(np.rint(steep)) if is_whole else steep
     if not fitted.adapted.steps:
         return _number_line(fitted, number, steep, (low, high), exact=False)
+    return _line_of_steps(fitted, question, steep, (low, high), ask, is_whole=is_whole)
 
-    # Between two thresholds nothing changes. Slopes need both sides of each, levels only one.
-    steps = fitted.adapted.steps.get(feature.columns[0], np.zeros((0, 2)))
-    sides = steps.ravel() if shape in ("convex", "concave") else steps[:, 1:].ravel()
-    inner = sides[(sides > low) & (sides <= high)]
-    values = np.unique(np.concatenate([[low], inner, [high]]))
-    line = _number_line(fitted, number, values, (low, high), exact=True)
+
+def _line_of_steps(
+    fitted: Fitted,
+    question: _Question,
+    steep: FloatArray,
+    within: tuple[float, float],
+    ask: Ask,
+    *,
+    is_whole: bool,
+) -> _Line:
+    """A value on every step of a model of trees.
+
+    Where the model is not constant on a step, also values where the table is steep.
+    """
+    number = question.number
+    column = fitted.functions.features[number].columns[0]
+    steps = fitted.adapted.steps.get(column, np.zeros((0, 2)))
+    if is_whole:
+        steps = np.column_stack([np.floor(steps[:, 0]), np.ceil(steps[:, 1])])
+    values = _values_on_steps(steps, within, shape=question.shape)
+    line = _number_line(fitted, number, values, within, exact=True)
     if _is_constant_between(line, steps, lambda x: _between(fitted, number, x), ask):
         return line
 
     # Trees with a line in every leaf, for example.
     values = np.unique(np.concatenate([values, steep]))
-    return _number_line(fitted, number, values, (low, high), exact=False)
+    return _number_line(fitted, number, values, within, exact=False)
+
+
+def _level_line(fitted: Fitted, question: _Question, axis: LevelAxis) -> _Line:
+    """All levels of a feature."""
+    values, positions = _level_values(axis, question.feature, question.shape)
+    return _Line(
+        values=values,
+        inputs=input_values(fitted.columns, fitted.adapted, question.number, values[:, None]),
+        columns=list(fitted.columns.features.columns[question.number]),
+        positions=positions,
+        exact=True,
+        within=None,
+    )
+
+
+def _values_on_steps(steps: FloatArray, within: tuple[float, float], *, shape: str) -> FloatArray:
+    """A value on every step of a model that is constant between its thresholds.
+
+    Slopes need both sides of each threshold, levels only one.
+    """
+    low, high = within
+    sides = steps.ravel() if shape in ("convex", "concave") else steps[:, 1:].ravel()
+    inner = sides[(sides > low) & (sides <= high)]
+    return np.unique(np.concatenate([[low], inner, [high]]))
 
 
 def _number_line(
@@ -469,6 +605,18 @@ def _read_range(
     if not low < high:
         raise ValueError(f"within must be a pair (low, high) with low < high, found {within!r}.")
     return low, high
+
+
+def _whole_range(name: str, low: float, high: float) -> tuple[float, float]:
+    """The whole numbers at the ends of a range, of which there must be two at least."""
+    first = float(np.ceil(low))
+    last = float(np.floor(high))
+    if not first < last:
+        raise ValueError(
+            f"within must hold at least two whole numbers, as the values of {name!r} are, found "
+            f"{(low, high)!r}."
+        )
+    return first, last
 
 
 def _values_where_steep(
@@ -599,27 +747,59 @@ def _lower_hull(x: FloatArray, y: FloatArray) -> Places:
 
 
 @dataclass(frozen=True, eq=False)
+class _Breaks:
+    """Where the lines of rows break a shape."""
+
+    sizes: FloatArray  # how large the largest break of every row is
+    points: list[tuple[int, ...]]  # positions of the line's values that show it
+    tolerance: float
+
+    @classmethod
+    def of(cls, outputs: FloatArray, line: _Line, shape: str, *, tolerance: float) -> _Breaks:
+        """Those of outputs along every row's line, (rows, values)."""
+        breaks = [_find_break(shape, line.positions, outcomes) for outcomes in outputs]
+        return cls(
+            sizes=np.array([size for size, _ in breaks]),
+            points=[points for _, points in breaks],
+            tolerance=float(tolerance),
+        )
+
+    @cached_property
+    def broken(self) -> Places:
+        """The rows whose line breaks the shape."""
+        return np.flatnonzero(self.sizes > self.tolerance)
+
+    @cached_property
+    def worst(self) -> Places:
+        """Those with the largest breaks, the largest first."""
+        order = np.argsort(-self.sizes[self.broken], kind="stable")
+        return self.broken[order][:MOST_COUNTEREXAMPLES]
+
+
+@dataclass(frozen=True, eq=False)
 class _Examples:
     """Counterexamples as rows of the caller's table."""
 
     table: TableLike | None
+    predictions: FloatArray
 
     @classmethod
     def of(
-        cls,
-        fitted: Fitted,
-        rows: TableLike,
-        number: int,
-        line: _Line,
-        breaks: list[tuple[int, tuple[int, ...]]],
+        cls, model: _Asked, rows: TableLike, number: int, line: _Line, breaks: _Breaks
     ) -> _Examples:
-        """Every broken row as often as its break takes values, each with one of them."""
-        if not breaks:
-            return cls(None)
-        repeated = np.concatenate([np.full(len(places), row) for row, places in breaks])
-        values = line.values[np.concatenate([places for _, places in breaks])]
-        member = fitted.functions.features[number].columns[0]
-        names = fitted.functions.column_names
-        name = None if names is None else names[member]
+        """Each of the worst rows as often as its break takes values, each with one of them."""
+        if not len(breaks.worst):
+            return cls(None, np.zeros(0))
+        points = [breaks.points[row] for row in breaks.worst]
+        repeated = np.repeat(breaks.worst, [len(positions) for positions in points])
+        values = line.values[np.concatenate(points)]
+
+        functions = model.fitted.functions
+        member = functions.features[number].columns[0]
+        columns, _ = read_columns(functions, rows)
+        dtype = columns[member].dtype
+        if dtype.kind in "biu" and (values == values.astype(dtype)).all():
+            values = values.astype(dtype)
+        name = None if functions.column_names is None else functions.column_names[member]
         table = replace_column(take_rows(rows, repeated), values, position=member, name=name)
-        return cls(table)
+        return cls(table, model.predict(model.inputs(table)))

@@ -1,9 +1,12 @@
-"""Tables under a rule: rising or falling throughout, smooth, flat beyond a number, replaced, or held within bounds.
+"""Tables under a rule: rising, falling, smooth, flat beyond a number, replaced or within bounds.
 
-A rising sum. With g the function of the feature itself and T_k its interactions, the sum rises in x whatever the other
-features are where g + Σ_k T_k does so for every combination of their nodes. It is written as p + Σ_k (T_k + h_k), a
-part h_k of g lent to each interaction, with p and every T_k + h_k rising; the nearest such sum in the measure of the
-rows is found by projecting one part after another (isotonic regression) on what the others leave.
+Rising and falling mean throughout.
+
+A rising sum. With g the function of the feature itself and T_k its interactions, the sum rises in x
+whatever the other features are where g + Σ_k T_k does so for every combination of their nodes. It
+is written as p + Σ_k (T_k + h_k), a part h_k of g lent to each interaction, with p and every T_k +
+h_k rising; the nearest such sum in the measure of the rows is found by projecting one part after
+another (isotonic regression) on what the others leave.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from nobsp.tabular.lookup import Axis, Chunk, NumberAxis, TermTable
 _ROUNDS = 25
 # A round that mends less than this share ends them.
 _LEAST_GAIN = 1e-4
-# What a node without rows weighs, as a share of one row: it follows its neighbours, at next to no cost.
+# What a node without rows weighs, as a share of one row: it follows its neighbours, at next to no
+# cost.
 _WEIGHT_OF_NONE = 1e-6
 # Decreases below this share of a function's range are rounding.
 _ROUNDING = 1e-12
@@ -38,7 +42,10 @@ _FLAT = re.compile(r"flat (above|below) ([-+]?[0-9][0-9_,.]*(?:e[-+]?[0-9]+)?)",
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """A table with the feature's axis first: heights (nodes along it, nodes of the others, outputs)."""
+    """A table with the feature's axis first.
+
+    Its heights have shape (nodes along the axis, nodes of the others, outputs).
+    """
 
     table: TermTable
     position: int  # of the feature among the table's
@@ -102,7 +109,9 @@ def rising(
     falling: bool,
     outputs: Sequence[int],
 ) -> list[TermTable]:
-    """All tables of a feature, changed as little as the rows allow so that their sum rises (or falls) in it.
+    """All tables of a feature, changed as little as possible so that their sum rises in it.
+
+    With `falling`, the sum falls. The change is measured on the rows.
 
     The first table is the function of the feature itself.
     """
@@ -300,7 +309,10 @@ def _purified(parts: Sequence[_Part], heights: Sequence[FloatArray]) -> list[Flo
 
 
 def with_knots(table: TermTable, knots: FloatArray, *, feature: int | None = None) -> TermTable:
-    """The same function with more knots along a feature; a grid is held at its edges beyond them."""
+    """The same function with more knots along a feature; a grid is held at its edges.
+
+    The new knots may lie beyond these edges.
+    """
     position = 0 if feature is None else table.features.index(feature)
     axis = table.axes[position]
     if not isinstance(axis, NumberAxis):
@@ -334,7 +346,10 @@ def _on_other_knots(
 
 
 def smooth(table: TermTable, feature: int, rows: Chunk, *, outputs: Sequence[int]) -> TermTable:
-    """The function with few bends along a feature: a penalty on second differences, in the rows' measure."""
+    """The function with few bends along a feature, by a penalty on second differences.
+
+    It is fitted in the measure of the rows.
+    """
     position = table.features.index(feature)
     axis = table.axes[position]
     if not isinstance(axis, NumberAxis):
@@ -386,7 +401,7 @@ def _mixed(
 
 
 def _knots_of_a_smooth_line(numbers: FloatArray, knots: FloatArray) -> FloatArray:
-    """The ends of a function, and knots between them that follow the rows, no two nearly the same."""
+    """The ends of a function, and knots between them that follow the rows, none nearly equal."""
     between: FloatArray = np.zeros(0)
     if len(numbers):
         between = np.quantile(numbers, np.linspace(0, 1, _SMOOTH_KNOTS))
@@ -404,7 +419,10 @@ def _reading(x: FloatArray, knots: FloatArray) -> FloatArray:
 
 
 def _smoother(former: FloatArray, knots: FloatArray, weights: FloatArray) -> FloatArray:
-    """(Aᵀ W A + λ P)⁻¹ Aᵀ W: from heights at former knots to smooth ones, λ by how much freedom is left."""
+    """(Aᵀ W A + λ P)⁻¹ Aᵀ W: from heights at former knots to smooth ones.
+
+    λ is chosen by how much freedom is left.
+    """
     reading = _reading(former, knots)
     widths = np.diff(knots)
     n = len(knots)

@@ -1,18 +1,19 @@
 """Tables of single features, pairs and triples together, each without what belongs to the others.
 
-Every table is an average over background rows r, which are few. What larger terms T make there on average
-is part of it:
+Every table is an average over background rows r, which are few. What larger terms T make there on
+average is part of it:
 
     z̄_a(x) contains the mean over r of T_ab(x, b_r) + T_abc(x, b_r, c_r),
     z̄_ab(x, y) contains the mean over r of T_abc(x, y, c_r).
 
-A grid is purified when it averages to zero along each of its sides, every point of a side counted by the
-share of the calibration rows there. Of a single feature we subtract the mean of its *purified* pairs over the
-background rows. What stays is the mean of the pair as it was over the *calibration* rows, as if it had been
-moved from the pair to the feature. Triples are treated alike, towards their pairs and their features.
+A grid is purified when it averages to zero along each of its sides, every point of a side counted
+by the share of the calibration rows there. Of a single feature we subtract the mean of its
+*purified* pairs over the background rows. What stays is the mean of the pair as it was over the
+*calibration* rows, as if it had been moved from the pair to the feature. Triples are treated alike,
+towards their pairs and their features.
 
-In this order: making the tables within the forward rows that are left; the tables; terms as the regression
-sees them; margins.
+In this order: making the tables within the forward rows that are left; the tables; terms as the
+regression sees them; margins.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 from nobsp.network.batches import Counter
-from nobsp.network.inputs import Subset
+from nobsp.network.columns import Subset
 from nobsp.tabular.features import Domain, Points
 from nobsp.tabular.grids import (
     MOST_PAIR_NODES,
@@ -41,6 +42,8 @@ from nobsp.tabular.grids import (
     Effort,
     Meter,
     Tabulator,
+    announce,
+    announcement_of_grids,
     fewer_pairs,
     first_points,
     refine_knots,
@@ -67,15 +70,16 @@ class Steps:
     table: Averages
 
 
-# A threshold takes two lines of a grid; a pair's has some 30 a side at most, a triple's some 15.
+# A threshold takes two lines of a grid: a pair's has 56 of them a side at most.
 PAIR_ROOM = Room(average=12, fewest=4, most=28)
-# Where grids are read off trees, or pairs leave much. With 24 boosted trees on California lost 0.001 to 0.002 of R².
+# Where grids are read off trees, or pairs leave much. With 24 boosted trees on California lost
+# 0.001 to 0.002 of R².
 FINE_PAIR_ROOM = Room(average=36, fewest=8, most=80)
 TRIPLE_ROOM = Room(average=5, fewest=3, most=8)
 
 
 def step_sizes(stepped: Steps, chunk: Chunk, unit: Tensor, *, apart: bool = False) -> Array:
-    """Per threshold the variance that its step makes over rows and background, in units of the outputs'.
+    """Per threshold the variance of its step over rows and background, in units of the outputs'.
 
     With `apart` only what differs between background rows counts: the part that interactions make.
     """
@@ -144,7 +148,7 @@ class PairPlan:
 
 @dataclass(frozen=True, eq=False)
 class TableMaker:
-    """Makes tables and adds them to those there are."""
+    """Makes tables: of single features, and grids of pairs and triples beside them."""
 
     sample: Sample
     head_weight: Tensor  # the head's coefficients
@@ -183,7 +187,7 @@ class TableMaker:
         )
 
     def refine_mains(self, tables: Tables) -> Tables:
-        """Adds knots to tables of single features where these bend, as long as forward rows are left."""
+        """Adds knots to tables of single features where they bend, while forward rows are left."""
         tabulator = self.backgrounds.of_rows(self.effort.background)
         mains = {}
         for k, main in tables.mains.items():
@@ -198,7 +202,7 @@ class TableMaker:
         return replace(tables, mains=mains)
 
     def tabulate_named(self, tables: Tables, named: Sequence[Subset]) -> Tables:
-        """Adds grids of the pairs and triples that were named, where all of their features have tables."""
+        """Adds grids of the named pairs and triples whose features all have tables."""
         sizes = {k: len(tables.domains[k].levels or ()) or _USUAL_LINES for k in tables.mains}
         tabulated = [term for term in named if sizes.keys() >= set(term)]
         pairs = [
@@ -212,7 +216,7 @@ class TableMaker:
     def tabulate_pairs(
         self, tables: Tables, pairs: Sequence[Subset], *, room: Room | None = None
     ) -> Tables:
-        """The tables with grids of these pairs, or of the first of them where forward rows are limited."""
+        """The tables with grids of these pairs, or of the first ones if forward rows run short."""
         if not pairs:
             return tables
         plan = self._plan_pairs(tables, pairs, room or self.pair_room)
@@ -262,6 +266,11 @@ class TableMaker:
 
     def _run_grids(self, tabulator: Tabulator, terms: Sequence[Subset], lines: Lines) -> list[Grid]:
         """Runs the network on the grids of some terms."""
+        if self.meter.is_timed and not self.backgrounds.are_cheap:
+            nodes = sum(count_nodes(lines.points, term) for term in terms)
+            rows = nodes * len(tabulator.background)
+            announce(announcement_of_grids(len(terms), rows, self.meter.seconds_per_row))
+
         grids = []
         for term in terms:
             grids.append(Grid.tabulate(tabulator, term, lines))
@@ -269,7 +278,10 @@ class TableMaker:
         return grids
 
     def _plan_pairs(self, tables: Tables, pairs: Sequence[Subset], room: Room) -> PairPlan:
-        """Grids of pairs for the forward rows left: fewer background rows first, then fewer lines, then fewer pairs."""
+        """Grids of pairs that the forward rows left can pay for.
+
+        Background rows are reduced first, then lines, then pairs.
+        """
         lines = self._pair_lines(tables, pairs, self.effort, room)
         sizes = [count_nodes(lines.points, pair) for pair in pairs]
         background = min(self.effort.pair_background, self.backgrounds.most)
@@ -330,7 +342,7 @@ class TableMaker:
         even: int,
         reach: Sequence[float],
     ) -> dict[int, Points]:
-        """Lines of a grid's sides, by feature: at the thresholds that do most where the model steps."""
+        """Lines of a grid's sides, by feature; of steps, at the thresholds that do most."""
         chunk = self.sample.chunk()
         stepped = {}
         for k in features:
@@ -361,7 +373,10 @@ def tabulate_main(
 
 
 def _largest_steps(tabulator: Tabulator, domain: Domain, chunk: Chunk, unit: Tensor) -> Array:
-    """As many thresholds as a table has room for, by how much the model steps there on few background rows."""
+    """The thresholds where the model steps most, as many as a table has room for.
+
+    How much it steps is measured on few background rows.
+    """
     few = tabulator.with_rows(_FEW_ROWS)
     points = domain.step_points(chunk, domain.steps, quantiles=0)
     sizes = step_sizes(Steps(domain.steps, points, few([points])), chunk, unit)
@@ -387,11 +402,13 @@ def refine_main(
 # ---------------------------------------------------------------------- all tables, purified
 
 
-# Most directions of a representation, by how many features a term has: all terms share the regression's columns.
+# Most directions of a representation, by how many features a term has: all terms share the
+# regression's columns.
 MOST_DIRECTIONS = {1: 24, 2: 32, 3: 16}
 # Products below this are as good as none.
 _FAINTEST = 1e-300
-# Directions of a representation whose variance is below this share of the strongest are left to the prior.
+# Directions of a representation whose variance is below this share of the strongest are left to the
+# prior.
 _WEAKEST = 1e-6
 
 
@@ -416,7 +433,10 @@ class Lines:
         return cls(dict(points), {k: occupancy(line, rows) for k, line in points.items()})
 
     def weights_at(self, domains: Sequence[Domain], rows: Tensor) -> dict[int, Tensor]:
-        """Weights with which some rows of the network's input are read off the lines, (rows, points) by feature."""
+        """Weights with which rows of the network's input are read off the lines, by feature.
+
+        Each has shape (rows, points).
+        """
         weights = {}
         for k, points in self.points.items():
             chunk = Chunk(domains[k].own_columns(rows), slice(0, len(rows)))
@@ -432,7 +452,8 @@ class Grid:
     points: tuple[Points, ...]
     shares: tuple[Tensor, ...]
     pure: Tensor  # the purified representation, (points …, width)
-    outputs: Tensor  # what the head makes of it for every background row, (background, points …, outputs)
+    # what the head makes of it for every background row, (background, points …, outputs)
+    outputs: Tensor
 
     @classmethod
     def tabulate(cls, tabulator: Tabulator, term: Subset, lines: Lines) -> Grid:
@@ -500,7 +521,7 @@ class Tables:
         return tuple(pairs.values())
 
     def pure_means(self, pairs: Sequence[Grid]) -> dict[int, Tensor]:
-        """Tables of single features without what larger terms make of them over the background rows."""
+        """Tables of single features, less what larger terms average to over background rows."""
         means = {k: main.table.mean for k, main in self.mains.items()}
         for grids, weights in ((pairs, self.pair_weights), (self.triples, self.triple_weights)):
             for grid in grids:
@@ -532,14 +553,15 @@ def count_nodes(lines: Mapping[int, Points], term: Subset) -> int:
 def compress(mean: Tensor, share: Tensor, *, most: int) -> Tensor:
     """Directions (width, rank) in which a table varies over the calibration rows, strongest first.
 
-    Directions are scaled by variance^(-1/4), between no scaling and full whitening, so that a ridge shrinks weak ones
-    less than without scaling. `share` is that of the rows at every point.
+    Directions are scaled by variance^(-1/4), between no scaling and full whitening, so that a ridge
+    shrinks weak ones less than without scaling. `share` is that of the rows at every point.
     """
     weighted = mean * share.sqrt()[:, None]
     # The smaller of the two products has the same eigenvalues.
     is_tall = weighted.shape[0] >= weighted.shape[1]
     product = weighted.T @ weighted if is_tall else weighted @ weighted.T
-    # Numbers near the smallest there are have lost their digits, and the solver may not converge on them.
+    # Numbers near the smallest there are have lost their digits, and the solver may not converge on
+    # them.
     product = product.where(product.abs() > _FAINTEST, 0.0)
     values, vectors = torch.linalg.eigh(product)
 
@@ -553,7 +575,7 @@ def compress(mean: Tensor, share: Tensor, *, most: int) -> Tensor:
     return scaled
 
 
-# ---------------------------------------------------------------------- terms as the regression sees them
+# ---------------------------------------------------------------- terms as the regression sees them
 
 
 @dataclass(frozen=True, eq=False)
@@ -591,14 +613,20 @@ class TablePiece:
         return values[:, : self.rank], values[:, self.rank :]
 
     def finish(self, delta: Tensor, mean: Tensor) -> TermTable:
-        """The term's function: prior and correction, the latter held at the calibrated range, less their mean."""
+        """The term's function: prior and correction, less their mean.
+
+        The correction is held at the calibrated range.
+        """
         correction = (self.basis @ delta)[self.held()]
         return self.as_term_table(self.prior + correction - mean)
 
 
 @dataclass(frozen=True, eq=False)
 class DirectTerm:
-    """A term without a table: rows run through the network, once for every background row and subset of features."""
+    """A term without a table: rows run through the network.
+
+    They run once for every background row and every subset of the term's features.
+    """
 
     term: Subset
     columns: tuple[tuple[int, ...], ...]  # per feature, of the network's input
@@ -626,7 +654,8 @@ class DirectTerm:
         beyond = (in_range != inputs).any(1).nonzero().flatten()
         if len(beyond):
             at_edge = interaction_rows(tabulator, self.columns, in_range[beyond])
-            # Where the model does not answer beyond the range, it is held there as the correction is.
+            # Where the model does not answer beyond the range, it is held there as the correction
+            # is.
             answered = pure[beyond].isfinite().all(1, keepdim=True)
             prior = torch.where(answered, pure[beyond], at_edge)
             contributions[beyond] = prior @ self.weight + at_edge @ self.delta
@@ -690,7 +719,7 @@ def flatten_columns(groups: Sequence[Sequence[int]]) -> list[int]:
 def interaction_rows(
     tabulator: Tabulator, columns: Sequence[Sequence[int]], inputs: Tensor
 ) -> Tensor:
-    """What Δ_S is for terms without a table: inclusion and exclusion over the background, not purified.
+    """Δ_S for terms without a table: inclusion and exclusion over the background, not purified.
 
     Σ_{U ⊆ S} (−1)^{|S| − |U|} z̄_U,        the empty set left out as a constant.
     """
@@ -732,7 +761,10 @@ def occupancy(points: Points, rows: Chunk, weights: Array | None = None) -> Tens
 
 
 def weights_of(points: Points, rows: Chunk) -> Tensor:
-    """Weights with which every row is read off a side, (rows, points); zero for a row that is nowhere on it."""
+    """Weights with which every row is read off a side, shape (rows, points).
+
+    Zero for a row that is nowhere on the side.
+    """
     weights = np.zeros((rows.count, len(points)))
     if isinstance(points.axis, LevelAxis):
         level = rows.places(points.axis)[0]
@@ -753,7 +785,10 @@ def weights_of(points: Points, rows: Chunk) -> Tensor:
 
 
 def purify(table: Tensor, shares: Sequence[Tensor]) -> Tensor:
-    """A grid without its margins: it averages to zero along every side, by the share of the rows at its points."""
+    """A grid without its margins, so that it averages to zero along every side.
+
+    Averages are weighted by the share of the rows at its points.
+    """
     pure = table
     for side, share in enumerate(shares):
         margin = torch.tensordot(share, pure, dims=([0], [side]))
@@ -762,9 +797,10 @@ def purify(table: Tensor, shares: Sequence[Tensor]) -> Tensor:
 
 
 def average_over(grid: Tensor, weights: Sequence[Tensor], *, sides: Sequence[int]) -> Tensor:
-    """A grid as a function of some `sides`, averaged over rows whose weights on every side are known.
+    """A grid as a function of some `sides`, averaged over rows with known weights on each side.
 
-    The other sides are averaged together, so that features that are correlated in the rows are so here.
+    The other sides are averaged together, so that features that are correlated in the rows are so
+    here.
     """
     others = [side for side in range(len(weights)) if side not in sides]
     if len(others) == 1:

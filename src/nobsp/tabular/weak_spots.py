@@ -1,4 +1,4 @@
-"""In which regions the functions explain least: found on half of the rows, measured on the other half."""
+"""Regions where functions explain least, found on half of the rows, measured on the other half."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ FEWEST_ROWS = 200
 FEWEST_IN_REGION = 20
 # Most rows that are searched.
 MOST_ROWS = 20_000
-# How many times the usual squared residual a region must have: where predictions hardly vary, R² is low without any
-# fault of the functions.
+# How many times the usual squared residual a region must have: where predictions hardly vary, R² is
+# low without any fault of the functions.
 CLEARLY_WORSE = 2.0
-# Share of the largest squared residuals that do not count for more than the others: a tree would cut single rows out.
+# Share of the largest squared residuals that do not count for more than the others: a tree would
+# cut single rows out.
 CAPPED = 0.01
 # Features of which interactions are tried, by how well a tree tells the residual with them.
 TRIED_FEATURES = 8
-# Leaves of the trees that try an interaction, and what they must gain beyond single features to be named.
+# Leaves of the trees that try an interaction, and what they must gain beyond single features to be
+# named.
 TRIED_LEAVES = 48
 LEAST_GAIN = 0.05
 # What health tells of: regions of at least this share of the rows, with an R² below this.
@@ -81,8 +83,8 @@ class WeakSpot:
         explained: R² there, against the mean prediction in the region.
         error: Root mean square residual there.
         usual_error: The same over all rows of that half.
-        interaction: Features whose interaction, which no term has, would tell most of the residual there; one feature
-            where its own function does, and none where nothing small was found.
+        interaction: Features whose interaction, which no term has, would tell most of the residual
+            there; one feature where its own function does, and none where nothing small was found.
         gain: Share of the squared residual there that a small tree of these features takes away.
         rows: Positions in `X` of all rows in the region.
 
@@ -117,23 +119,23 @@ class WeakSpot:
     def message(self) -> str:
         """What is known of it, in a sentence or two."""
         sentences = (
-            f"Where {self.where} ({self.share:.1%} of the rows), R² is {self.explained:.2f}: residuals are "
-            f"{self.error / self.usual_error:.1f} times as large as on all rows."
+            f"Where {self.where} ({self.share:.1%} of the rows), R² is {self.explained:.2f}: "
+            f"residuals are {self.error / self.usual_error:.1f} times as large as on all rows."
         )
         if len(self.interaction) > 1:
             sentences += (
-                f" The interaction of {term_name(self.interaction)} would explain {self.gain:.0%} of them; "
-                f"fit with interactions=[..., {self.interaction!r}]."
+                f" The interaction of {term_name(self.interaction)} would explain {self.gain:.0%} "
+                f"of them; fit with interactions=[..., {self.interaction!r}]."
             )
         elif self.interaction:
             sentences += (
-                f" {self.interaction[0]} alone would explain {self.gain:.0%} of them: its curve has more "
-                "detail than its table, or differs in this region."
+                f" {self.interaction[0]} alone would explain {self.gain:.0%} of them: its curve "
+                "has more detail than its table, or differs in this region."
             )
         else:
             sentences += (
-                " No interaction of up to three features was found that would explain them: more features act together "
-                "there, or in a way that a small tree does not follow."
+                " No interaction of up to three features was found that would explain them: more "
+                "features act together there, or in a way that a small tree does not follow."
             )
 
         return sentences
@@ -159,7 +161,8 @@ def find_weak_spots(
     known = np.flatnonzero(np.isfinite(explanation.residual).all(1))
     if len(known) < FEWEST_ROWS:
         raise ValueError(
-            f"X has {len(known):,} rows with predictions, but weak spots need {FEWEST_ROWS} or more."
+            f"X has {len(known):,} rows with predictions, but weak spots need {FEWEST_ROWS} or "
+            "more."
         )
     columns, _ = read_columns(functions, explanation.data)
     searched = known[evenly_spaced(len(known), MOST_ROWS)]
@@ -335,7 +338,10 @@ class _Search:
         )
 
     def _missing_interaction(self, rows: Any) -> tuple[tuple[str, ...], float]:
-        """Features with which a small tree, grown on the first half, tells most of the residual of some rows."""
+        """Features by which a small tree tells most of the residual of some rows.
+
+        The tree is grown on the first half of the rows.
+        """
         if len(rows) < FEWEST_IN_REGION:
             return (), 0.0
         candidates = self._tried_features()
@@ -372,7 +378,7 @@ class _Search:
         return sorted(int(k) for k in order)
 
     def _gain(self, features: Sequence[int], rows: Any) -> float:
-        """Share of the squared residual of some rows that a small tree of some features takes away."""
+        """Share of some rows' squared residual that a small tree of some features takes away."""
         from sklearn.tree import DecisionTreeRegressor
 
         chosen = list(features)
@@ -386,7 +392,7 @@ class _Search:
 
 
 def _code(name: str, column: AnyArray, squares: FloatArray, rows: Any) -> _Coded:
-    """A column as numbers: as it is, or as positions of levels, those with small residuals first."""
+    """A column as numbers: as it is, or as positions of levels, small residuals first."""
     if column.dtype.kind in "biuf":
         return _Coded(name, column.astype(np.float64), None)
 

@@ -1,13 +1,13 @@
 """Accounts of logits location by location.
 
-With t the units of a map (pooled channels, or all of the map where later layers see all of it) and t̄ their calibration
-mean, the account of an output f is
+With t the units of a map (pooled channels, or all of the map where later layers see all of it) and
+t̄ their calibration mean, the account of an output f is
 
     A = (t − t̄) ⊙ s,    s = ∫₀¹ ∂f(t̄ + a (t − t̄)) da,    Σ A = f(t) − f(t̄).
 
-Where the pooled map enters the linear head, s is the head's weights and nothing is integrated. Elsewhere the integral
-is Gauss and Legendre's. What is missed is the residual: the error of the integral, and whatever the model says that
-did not pass through the map.
+Where the pooled map enters the linear head, s is the head's weights and nothing is integrated.
+Elsewhere the integral is Gauss and Legendre's. What is missed is the residual: the error of the
+integral, and whatever the model says that did not pass through the map.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from nobsp.network.guest import count_gradients
-from nobsp.vision.feature_map import FeatureMap, ForwardPass, per_channel, spread
+from nobsp.vision.feature_map import FeatureMap, ForwardPass, Pooling, per_channel, spread
 from nobsp.vision.held_scales import Tape
 from nobsp.vision.targets import Question, Targets
 
@@ -32,24 +32,31 @@ Tail = Callable[[Tensor, Tensor], Tensor]
 POINTS: tuple[int, ...] = (8, 16, 32)
 # Pooled units cost next to nothing beside the pass that carries them.
 POINTS_OF_POOLED: tuple[int, ...] = (16, 64)
-# A picture from the first tokens takes no more: where a class is shows long before the numbers add up.
+# A picture from the first tokens takes no more: where a class is shows long before the numbers add
+# up.
 POINTS_OF_PICTURE: tuple[int, ...] = (1,)
-# How much more than the gradient's part counts in a picture what attention carries, both at one spread.
+# How much more than the gradient's part counts in a picture what attention carries, both at one
+# spread.
 SHARE_OF_ATTENTION = 2.0
-# How many times the points that were asked for; more than once for images that miss more than is allowed. Whoever asks
-# for fewer than 8 wants them cheap.
+# How many times the points that were asked for; more than once for images that miss more than is
+# allowed. Whoever asks for fewer than 8 wants them cheap.
 _MORE_POINTS = (1, 2, 4, 8)
 # The residual that is allowed, as a share of what is accounted for.
 TOLERANCE = 1e-2
-# How often a logit is rounded on its way through the layers behind the map, relative to its own precision.
+# How often a logit is rounded on its way through the layers behind the map, relative to its own
+# precision.
 _ROUNDINGS = 4
-# Numbers of units that are put into the layers behind the map at once, and weights of outputs in what is asked.
+# Numbers of units that are put into the layers behind the map at once, and weights of outputs in
+# what is asked.
 _AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What `ActivationMaps` says of a batch, float64, by its names; all but the logits have an axis of targets."""
+    """What `ActivationMaps` says of a batch, by its names, in float64.
+
+    All but the logits have an axis of targets.
+    """
 
     positive: Tensor
     negative: Tensor
@@ -103,7 +110,10 @@ def _answer(
     *,
     contrast: bool,
 ) -> Answer:
-    """Units times their slopes, put back where they came from; of pictures, with what attention carries."""
+    """Units times their slopes, put back where they came from.
+
+    Where the maps are pictures, what attention carries is added.
+    """
     maps = seen.maps
     pooling = feature_map.pooling
     size = feature_map.map_units
@@ -127,11 +137,9 @@ def _answer(
     change_of_tokens = seen.units[:, size:] - mean[size:]
     tokens = (slopes_of_tokens * change_of_tokens[:, None]).sum(2) + shift
 
-    # g_k, and Σ_k u_k max(±g_k, 0) with u_k the map behind unit k.
     change_of_map = seen.units[:, :size] - mean[:size]
-    evidence = slopes_of_map[:, :n_targets] * change_of_map[:, None]
-    halves = torch.cat([evidence.clamp_min(0.0), (-evidence).clamp_min(0.0)], dim=1)
-    positive, negative = torch.split(spread(maps, halves, pooling), n_targets, dim=1)
+    evidence = slopes_of_map[:, :n_targets] * change_of_map[:, None]  # g_k
+    positive, negative = _spread_halves(maps, evidence, pooling)
 
     accounted = located.flatten(2).mean(2) + tokens
     return Answer(
@@ -147,6 +155,13 @@ def _answer(
         confidence=question.confidence,
         logits=seen.logits,
     )
+
+
+def _spread_halves(maps: Tensor, evidence: Tensor, pooling: Pooling) -> tuple[Tensor, Tensor]:
+    """Σ_k u_k max(±g_k, 0), with u_k the map behind unit k and g_k its evidence."""
+    halves = torch.cat([evidence.clamp_min(0.0), (-evidence).clamp_min(0.0)], dim=1)
+    positive, negative = torch.split(spread(maps, halves, pooling), evidence.shape[1], dim=1)
+    return positive, negative
 
 
 def _shift_by_mask(
@@ -172,7 +187,10 @@ def _locate(feature_map: FeatureMap, maps: Tensor, mean: Tensor, slopes: Tensor)
 
 
 def _add_carried(located: Tensor, carried: Tensor) -> Tensor:
-    """Evidence per location with what attention carries from there, brought to the same spread image by image."""
+    """Evidence per location, with what attention carries from there.
+
+    What is carried is first brought to the spread of the evidence, image by image.
+    """
     own, other = (maps.flatten(2).std(2, correction=0) for maps in (located, carried))
     factor = own / torch.where(other > 0, other, 1.0)
     single_locations = [1] * (located.ndim - 2)
@@ -183,21 +201,26 @@ def _add_carried(located: Tensor, carried: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Account:
-    """Contributions g_k = β_k (t_k − t̄_k) of units, or integrated gradients of the layers behind the map."""
+    """Contributions g_k = β_k (t_k − t̄_k) of units, or integrated gradients.
+
+    The latter are those of the layers behind the map.
+    """
 
     # β, shape (units, outputs); None where layers stand between that are not linear
     coefficients: Tensor | None
     mean: Tensor  # t̄, shape (units,)
     base: Tensor  # logits at the mean map, shape (outputs,)
     mean_logits: Tensor  # mean logits of the calibration images; the same where all is linear
-    # share of each logit's variance that contributions carry, NaN where it is not known; of integrals the share of the
-    # logits that they carried on some images, one and the same for every output
+    # share of each logit's variance that contributions carry, NaN where it is not known; of
+    # integrals the share of the logits that they carried on some images, one and the same for every
+    # output
     explained: Tensor
     # per unit, the share of its spread that the others cannot reproduce
     unique_share: Tensor | None = None
     note: str = ""  # what is wrong with the calibration; empty when all is well
     points: int | None = None  # how many the integral has, where that was asked for
-    # what of the calibration images' logits did not pass through the map, as a share of how far they vary
+    # what of the calibration images' logits did not pass through the map, as a share of how far
+    # they vary
     unexplained: float = 0.0
     # forward passes and gradients that an image's account took, on some images
     passes: float = 1.0
@@ -226,7 +249,8 @@ class Account:
         readout = feature_map.readout
         is_linear = readout is not None and not question.probability
         if readout is not None and is_linear:
-            # The head has one gradient everywhere, so that what is asked of the logits is asked of what enters it.
+            # The head has one gradient everywhere, so that what is asked of the logits is asked of
+            # what enters it.
             weight = readout.head.weight.to(question.classes)
             question = replace(question, classes=question.classes @ weight)
         with feature_map.behind(seen.images, head=not is_linear) as tail:
@@ -247,7 +271,10 @@ class Account:
         return feature_map.slopes_on_tape(tape, weights, seen.images)
 
     def is_picture(self, feature_map: FeatureMap) -> bool:
-        """Whether maps show where a class is, by one gradient at the first tokens, and do not add up."""
+        """Whether maps are pictures of where a class is, which do not add up.
+
+        They are made by one gradient at the first tokens.
+        """
         return bool(feature_map.picture) and self.points is None
 
     def needs_tape(self, feature_map: FeatureMap) -> bool:
@@ -261,7 +288,10 @@ class Account:
                 raise ValueError("its means or coefficients are not finite")
 
     def require_fits(self, feature_map: FeatureMap) -> None:
-        """An error where tensors are not those of the units and outputs of a map, as in a file that was changed."""
+        """Raises a ValueError where tensors do not fit the units and outputs of a map.
+
+        A file that was changed may hold such tensors.
+        """
         units = (feature_map.units,)
         outputs = (feature_map.outputs,)
         shapes = {
@@ -288,7 +318,10 @@ class Account:
                 raise ValueError("its base is not what the head makes of its mean")
 
     def cast(self, dtype: torch.dtype) -> Account:
-        """The same with what there is much of in another precision: in single, maps move by less than a millionth."""
+        """The same account with its large tensors in another precision.
+
+        In single precision, maps move by less than a millionth.
+        """
         coefficients = self.coefficients
         unique_share = self.unique_share
         return replace(
@@ -309,9 +342,12 @@ def integrate(
     *,
     eps: float = 0.0,
 ) -> Tensor:
-    """Mean gradients (n, targets, units) on the line from `start` to `stop`; more points for rows that miss much.
+    """Mean gradients (n, targets, units) on the line from `start` to `stop`.
 
-    `eps` is the rounding of the model, relative to its logits: what is missed by no more is no error of the integral.
+    Rows whose integral misses much get more points.
+
+    `eps` is the rounding of the model, relative to its logits: what is missed by no more is no
+    error of the integral.
     """
     change = stop - start
     slopes = stop.new_zeros(len(stop), question.target.shape[1], stop.shape[1])

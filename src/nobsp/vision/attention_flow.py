@@ -1,12 +1,14 @@
-"""What attention carries to the token that is read: one row of a product over blocks, by the pass's own gradient.
+"""What attention carries to the token that is read, by the gradient of the pass itself.
+
+It is one row of a product over blocks.
 
 With A the attention of a block (n, heads, tokens, tokens) and ∇A the gradient of what is asked for,
 
     C = mean over heads of A ⊙ ∇A,    r = e (I + C_L) (I + C_{L−1}) … (I + C_1),
 
-e being 1 at the tokens without a place that the output reads. The product is that of Chefer, Gur and Wolf (2021), who
-leave out what is negative; here what speaks against a class keeps its sign. Carried from the last block to the first,
-only a row of it is needed.
+e being 1 at the tokens without a place that the output reads. The product is that of Chefer, Gur
+and Wolf (2021), who leave out what is negative; here what speaks against a class keeps its sign.
+Carried from the last block to the first, only a row of it is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ SOFTMAXES = (functional.softmax, torch.softmax, Tensor.softmax)
 
 
 def _copy_without_overrides(function: Any) -> Callable[..., Any]:
-    """A copy of a function of torch that does not hand itself to modes, so that these see what it calls."""
+    """A copy of a torch function that skips modes itself, so that they see what it calls."""
     names = {**function.__globals__, "has_torch_function": lambda _: False}
     copied = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
     copied.__kwdefaults__ = function.__kwdefaults__
@@ -44,7 +46,10 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor] | None:
-    """The result of `scaled_dot_product_attention` and the attention itself; None where tokens do not see all alike."""
+    """The result of `scaled_dot_product_attention`, and the attention itself.
+
+    None where tokens do not see all others alike.
+    """
     is_square = query.shape[-2] == key.shape[-2]
     if not is_square or dropout_p > 0 or is_causal or enable_gqa:
         return None
@@ -63,7 +68,10 @@ def attend(
 def choose_attention(
     softmaxes: Sequence[Tensor], *, n_images: int, locations: int, most_prefix: int
 ) -> list[Tensor]:
-    """Those that are attention among all places and at least one token more, as (n, heads, tokens, tokens)."""
+    """The softmaxes that are attention among all places and at least one token more.
+
+    Shape (n, heads, tokens, tokens).
+    """
     chosen = []
     for softmax in softmaxes:
         tokens = softmax.shape[-1]

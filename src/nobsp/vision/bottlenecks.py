@@ -1,4 +1,7 @@
-"""Through which tensors of a forward pass everything goes, read off the graph of gradients of a single pass."""
+"""Which tensors of a forward pass everything goes through, by the graph of its gradients.
+
+One single pass is enough.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,17 @@ Passage = tuple[str, int, Side]
 
 @dataclass(eq=False)
 class Graph:
-    """The graph of a pass: where it ends and begins, and the nodes that made the tensors on the way."""
+    """The graph of a pass: where it ends and begins, and the nodes that made its tensors."""
 
     output: Any = None  # the node that made the output; None where there is no graph
     source: Any = None  # the node that the input enters by
     made_by: dict[Passage, Any] = field(default_factory=dict)
 
     def leads_around(self, passage: Passage) -> bool:
-        """Whether the output depends on the input also along a way that avoids this tensor; False where not known."""
+        """Whether the output also depends on the input along a way around this tensor.
+
+        False where that is not known.
+        """
         blocked = self.made_by.get(passage)
         if self.output is None or blocked is None or blocked is self.source:
             return False
@@ -45,7 +51,10 @@ class Graph:
 
 
 def trace_graph(module: nn.Module, x: Tensor, parts: Mapping[str, nn.Module]) -> Graph:
-    """Run the model once with gradients; the graph is empty where it gives none, or several outputs."""
+    """Run the model once with gradients.
+
+    The graph is empty where the model gives no gradients, or several outputs.
+    """
     graph = Graph()
     if not x.is_floating_point():
         return graph

@@ -67,41 +67,47 @@ CHECKPOINTED = (MapMeans, ChannelMoments)
 class NObSPCam(Explainer):
     """Class activation maps of a network, which add up to its logits.
 
-    The map, what follows it and the head are found by running the model. Calibration streams images and keeps means.
+    The map, what follows it and the head are found by running the model. Calibration streams images
+    and keeps means.
 
-    - Where the map is pooled straight into a linear head (ResNet, MobileNetV2, EfficientNet, RegNet, DenseNet, Swin),
-      accounts rest on the head's weights, exactly; two images suffice. A maximum belongs to the location where it was
-      found, an entry of a flattened map to its own. A map of the classes that is averaged (SqueezeNet) has the identity
-      as head.
-    - Anything else between map and output (LayerNorm in ConvNeXt, fully connected layers in VGG, attention pooling, a
-      head that is no layer) has the gradient of those layers alone, integrated on the straight line from the
-      calibration mean of the map to the map. `maps.residual` is the error of the integral, `maps.class_token` the share
-      of tokens that have no place in the image.
-    - A transformer that reads a class token is explained where its patches enter, by one gradient of its own pass with
-      the scales of its normalisations held, and what attention carries in it: a picture of where a class is, which does
-      not add up. With `points=8` it does, at about twenty times the cost.
-    - Models of signals and texts that read one time step or token (recurrent networks, decoders) are explained where
-      the time steps or tokens enter, if need be at the input itself.
+    - Where the map is pooled straight into a linear head (ResNet, MobileNetV2, EfficientNet,
+      RegNet, DenseNet, Swin), accounts rest on the head's weights, exactly; two images suffice. A
+      maximum belongs to the location where it was found, an entry of a flattened map to its own. A
+      map of the classes that is averaged (SqueezeNet) has the identity as head.
+    - Anything else between map and output (LayerNorm in ConvNeXt, fully connected layers in VGG,
+      attention pooling, a head that is no layer) has the gradient of those layers alone, integrated
+      on the straight line from the calibration mean of the map to the map. `maps.residual` is the
+      error of the integral, `maps.class_token` the share of tokens that have no place in the image.
+    - A transformer that reads a class token is explained where its patches enter, by one gradient
+      of its own pass with the scales of its normalisations held, and what attention carries in it:
+      a picture of where a class is, which does not add up. With `points=8` it does, at about twenty
+      times the cost.
+    - Models of signals and texts that read one time step or token (recurrent networks, decoders)
+      are explained where the time steps or tokens enter, if need be at the input itself.
 
     Args:
-        model: A torch module that takes images (n, channels, height, width). It is only run, never changed.
-        layer: Module whose output is the map, or its name; everything must pass through it. When None, the last map
-            that is pooled into the head, or else the last on whose locations the output depends.
+        model: A torch module that takes images (n, channels, height, width). It is only run, never
+            changed.
+        layer: Module whose output is the map, or its name; everything must pass through it. When
+            None, the last map that is pooled into the head, or else the last on whose locations the
+            output depends.
         head: The last linear layer or its name; found when None.
-        coefficients: "head" for the head's own weights, or "calibrated" by the paper's Algorithm 1, which needs more
-            images than channels and a map that is pooled straight into the head.
-        kind: Which map pictures show where none is named: "contrast", the account against the other classes; "account",
-            "positive", "negative" or "signed".
-        link: "softmax" where classes exclude each other, "sigmoid" where each has a yes or no of its own; None for what
-            follows the model's last layer, and a softmax where nothing does.
+        coefficients: "head" for the head's own weights, or "calibrated" by the paper's Algorithm 1,
+            which needs more images than channels and a map that is pooled straight into the head.
+        kind: Which map pictures show where none is named: "contrast", the account against the other
+            classes; "account", "positive", "negative" or "signed".
+        link: "softmax" where classes exclude each other, "sigmoid" where each has a yes or no of
+            its own; None for what follows the model's last layer, and a softmax where nothing does.
         ridge: Strength of the regularisation of calibrated coefficients.
         ridge_scale: "absolute" as in the paper, or "relative" to the matrix it is added to.
-        points: Points of the integral through layers behind the map. None for 8, or 16 where only the channels' means
-            count, and up to four times as many for images that these miss by more than 1%; but 1 for the picture of a
-            transformer that reads a class token. Where 8 or more are asked for, such images get up to eight times as
-            many; fewer are taken as they are.
-        output: What makes numbers (n,) or (n, k) of what the model returns, where that is a map per class, boxes or
-            several things: `lambda out: out[:, 5, 20:40, 20:40].mean((1, 2))` for the mean score of a class in a box.
+        points: Points of the integral through layers behind the map. None for 8, or 16 where only
+            the channels' means count, and up to four times as many for images that these miss by
+            more than 1%; but 1 for the picture of a transformer that reads a class token. Where 8
+            or more are asked for, such images get up to eight times as many; fewer are taken as
+            they are.
+        output: What makes numbers (n,) or (n, k) of what the model returns, where that is a map per
+            class, boxes or several things: `lambda out: out[:, 5, 20:40, 20:40].mean((1, 2))` for
+            the mean score of a class in a box.
         output_names: Names of the classes.
         device: Where to run the model; where it is when None.
         batch_size: Most images in one forward call.
@@ -109,9 +115,13 @@ class NObSPCam(Explainer):
     Example:
         >>> import nobsp, torch
         >>> from torch import nn
-        >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> body = nn.Sequential(
+        ...     nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        ... )
         >>> images = torch.randn(64, 3, 16, 16)
-        >>> maps = nobsp.NObSPCam(nn.Sequential(body, nn.Linear(8, 5))).fit(images)(images, target=2)
+        >>> maps = nobsp.NObSPCam(
+        ...     nn.Sequential(body, nn.Linear(8, 5))
+        ... ).fit(images)(images, target=2)
         >>> centred = maps.logits[:, 2] - maps.base_values[2]
         >>> maps.account.shape, bool(abs(maps.account.mean((1, 2)) - centred).max() < 1e-12)
         ((64, 14, 14), True)
@@ -150,7 +160,10 @@ class NObSPCam(Explainer):
 
     @classmethod
     def as_published(cls, model: nn.Module, **options: Any) -> Self:
-        """The paper's maps: coefficients by Algorithm 1 with an absolute ridge of 1e-4, and the positive map."""
+        """The paper's maps: coefficients by Algorithm 1, and the positive map.
+
+        The ridge is absolute, 1e-4.
+        """
         published = {
             "coefficients": "calibrated",
             "kind": "positive",
@@ -168,17 +181,21 @@ class NObSPCam(Explainer):
         engine: Engine | None = None,
         progress: bool = False,
     ) -> Self:
-        """Calibrates on images, in memory that does not grow with them; what makes maps doubtful is a warning.
+        """Calibrates on images, in memory that does not grow with them.
+
+        Warns of what makes maps doubtful.
 
         Args:
-            images: Tensor or array (n, channels, height, width), DataLoader (labels in its batches are left aside), an
-                iterable of batches, or a `ray.data.Dataset` with a column of images; preprocessed the way the model
-                was trained. Data that can be read only once is read once.
+            images: Tensor or array (n, channels, height, width), DataLoader (labels in its batches
+                are left aside), an iterable of batches, or a `ray.data.Dataset` with a column of
+                images; preprocessed the way the model was trained. Data that can be read only once
+                is read once.
             y: Ignored: the network's own outputs are explained.
-            engine: Where images are run, to the same result but for rounding: `nobsp.Local` in this process, with a
-                checkpoint; `nobsp.Ranks` on all processes of a `torch.distributed` group, each with its own images,
-                which may be uneven or none; `nobsp.RayCluster` in the workers of a Ray cluster. By default all ranks
-                where there are several, else the cluster of a Ray dataset, else this process.
+            engine: Where images are run, to the same result but for rounding: `nobsp.Local` in this
+                process, with a checkpoint; `nobsp.Ranks` on all processes of a `torch.distributed`
+                group, each with its own images, which may be uneven or none; `nobsp.RayCluster` in
+                the workers of a Ray cluster. By default all ranks where there are several, else the
+                cluster of a Ray dataset, else this process.
             progress: Whether to show a progress bar on stderr.
         """
         with counting_passes() as passes, choose_engine(engine, images).start(CHECKPOINTED) as run:
@@ -215,8 +232,8 @@ class NObSPCam(Explainer):
                 )
 
             probe = source.first[:PROBE_IMAGES].detach().to("cpu", copy=True)
-            # Every rank solves, rather than wait longer than a process group allows for another that does, and takes
-            # what the first one found: processors differ in their last digits.
+            # Every rank solves, rather than wait longer than a process group allows for another
+            # that does, and takes what the first one found: processors differ in their last digits.
             solved = calibration.solve(working, ridge, probe, self.points)
             account: Account = run.decide(lambda: solved)
 
@@ -231,7 +248,10 @@ class NObSPCam(Explainer):
         return self
 
     def _names_of_outputs(self, n_outputs: int) -> tuple[str, ...]:
-        """The names that were asked for, or numbers; an error where they are not as many as the classes."""
+        """The names that were asked for, or numbers where none were.
+
+        Raises a ValueError where there are not as many names as classes.
+        """
         if self.output_names is None:
             return number_outputs(n_outputs)
         names = names_of("output_names", self.output_names)
@@ -243,14 +263,18 @@ class NObSPCam(Explainer):
 
     @in_ordinary_modes
     def merge(self, other: NObSPCam) -> Self:
-        """Adds another calibration's images to this one, of the same model and layer: as if read in one pass."""
+        """Adds another calibration's images to this one, as if all were read in one pass.
+
+        Both must be of the same model and layer.
+        """
         mine = self._fitted
         if not isinstance(other, NObSPCam):
             raise TypeError(f"other must be a calibrated NObSPCam, found {quote(other)}.")
         theirs = other._fitted
         if mine.calibration is None or theirs.calibration is None:
             raise ValueError(
-                "a calibration saved without its moments cannot be merged; save with mergeable=True."
+                "a calibration saved without its moments cannot be merged; save with "
+                "mergeable=True."
             )
 
         own_key, other_key = (
@@ -261,7 +285,8 @@ class NObSPCam(Explainer):
                 "the two calibrations are of different models, layers or kinds of coefficients."
             )
 
-        calibration: Calibration = mine.calibration.merge(theirs.calibration)  # type: ignore[arg-type]  # same kind
+        # same kind
+        calibration: Calibration = mine.calibration.merge(theirs.calibration)  # type: ignore[arg-type]
         feature_map = mine.feature_map.on_device(self.device)
         ridge = self._checked_ridge()
         account = calibration.solve(feature_map, ridge, mine.probe, self.points)
@@ -292,29 +317,35 @@ class NObSPCam(Explainer):
         scale: Scale = "logit",
         progress: bool = False,
     ) -> ActivationMaps:
-        """Maps for a batch of images, with one forward pass each, and some through the layers behind the map if any.
+        """Maps for a batch of images, with one forward pass each.
+
+        Where layers stand behind the map, some passes through these are added.
 
         Args:
             images: Images of any kind that `fit` takes, except a `ray.data.Dataset`.
-            target: None for the predicted class; a class number or name; one per image; or several per image, shape
-                (n, k), and every map then has an axis for them.
-            against: What the account is compared with: None for the calibration mean alone; a class number or name,
-                which must not be the target; "runner-up" for the strongest other class; "others" for the other classes
-                in proportion to their softmax, which makes the account one of the log-odds; "mean" for all classes
-                alike. The account is then of the difference of logits.
-            scale: "logit", or "probability" for evidence in the target's probability: the account's mean is then how
-                far that is from the probability at the calibration mean (see `ActivationMaps`).
+            target: None for the predicted class; a class number or name; one per image; or several
+                per image, shape (n, k), and every map then has an axis for them.
+            against: What the account is compared with: None for the calibration mean alone; a class
+                number or name, which must not be the target; "runner-up" for the strongest other
+                class; "others" for the other classes in proportion to their softmax, which makes
+                the account one of the log-odds; "mean" for all classes alike. The account is then
+                of the difference of logits.
+            scale: "logit", or "probability" for evidence in the target's probability: the account's
+                mean is then how far that is from the probability at the calibration mean (see
+                `ActivationMaps`).
             progress: Whether to show a progress bar on stderr.
         """
         if callable(target):
             raise TypeError(
-                "target is a function, which has to be known before the calibration: NObSPCam(model, output=function)."
+                "target is a function, which has to be known before the calibration: "
+                "NObSPCam(model, output=function)."
             )
 
         targets = self._targets(target, against, scale)
         fitted = self._fitted
         is_picture = fitted.account.is_picture(fitted.feature_map)
-        # A second gradient would cost as much as the picture itself: it has one, and account and contrast are the same.
+        # A second gradient would cost as much as the picture itself: it has one, and account and
+        # contrast are the same.
         has_contrast = targets.has_contrast and (not is_picture or self.kind == "contrast")
         say = partial(answer, fitted.account, targets=targets, contrast=has_contrast)
         with counting_passes() as passes:
@@ -333,7 +364,7 @@ class NObSPCam(Explainer):
             picture=is_picture,
             passes=passes.rows / n_images,
             gradients=passes.gradients / n_images,
-            reference=f"the mean of {fitted.rows} calibration images",
+            reference=f"the mean of {fitted.rows:,} calibration images",
         )
         if fitted.feature_map.direct and self.coefficients == "head":
             _warn_of_other_paths(maps)
@@ -343,10 +374,13 @@ class NObSPCam(Explainer):
 
     @in_ordinary_modes
     def removal(self, images: ImagesLike, target: Any = None, *, progress: bool = False) -> Removal:
-        """In which order locations have to go for the target to go fastest, with one forward pass an image.
+        """In which order locations have to go for the target to go fastest.
 
-        A location that goes falls silent: all its channels are zero. At each step that one goes whose going lowers the
-        target's probability most, exactly, given those gone before. Time grows with the square of their number.
+        It takes one forward pass per image.
+
+        A location that goes falls silent: all its channels are zero. At each step that one goes
+        whose going lowers the target's probability most, exactly, given those gone before. Time
+        grows with the square of their number.
 
         Args:
             images: Images of any kind that a call takes.
@@ -354,8 +388,8 @@ class NObSPCam(Explainer):
             progress: Whether to show a progress bar on stderr.
 
         Raises:
-            ValueError: If the logits are no sum over locations: where layers stand between map and head, where the map
-                is pooled by its maximum, or for a layer further down.
+            ValueError: If the logits are no sum over locations: where layers stand between map and
+                head, where the map is pooled by its maximum, or for a layer further down.
         """
         targets = self._one_target(target)
         feature_map = self._fitted.feature_map
@@ -374,7 +408,8 @@ class NObSPCam(Explainer):
         parts = list(self._each(images, targets, remove, progress=progress))
         if len({tuple(order.shape[1:]) for order, *_ in parts}) > 1:
             raise ValueError(
-                "images has batches of different sizes, whose maps have other locations; ask for each size by itself."
+                "images has batches of different sizes, whose maps have other locations; ask for "
+                "each size by itself."
             )
         order, probability, own = (
             torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)
@@ -391,16 +426,20 @@ class NObSPCam(Explainer):
         most: int | None = None,
         progress: bool = False,
     ) -> ThoroughMaps:
-        """The account and what is lost without each region, together: slow, and the best at saying where a class is.
+        """The account, together with what is lost without each region.
 
-        Each region in turn is blurred away and the network is run again: 49 forward passes an image with 7 × 7 regions.
-        What is lost and the account are brought to one scale, image by image, and added.
+        It is slow, and the best at saying where a class is.
+
+        Each region in turn is blurred away and the network is run again: 49 forward passes an image
+        with 7 × 7 regions. What is lost and the account are brought to one scale, image by image,
+        and added.
 
         Args:
             images: Images, signals or volumes of any kind that a call takes.
             target: None for the predicted class; a class number or name; or one per image.
             regions: How many regions along each axis.
-            most: Of how many regions to try the removal, those the account ranks highest; all when None.
+            most: Of how many regions to try the removal, those the account ranks highest; all when
+                None.
             progress: Whether to show a progress bar on stderr.
         """
         targets = self._one_target(target)
@@ -409,8 +448,9 @@ class NObSPCam(Explainer):
             raise ValueError("texts have no regions to blur away; use cam(texts).account.")
         if fitted.feature_map.has_time_second:
             raise ValueError(
-                "these sequences are (n, time, channels), and regions are blurred along the last axis; use "
-                "cam(sequences).account, or wrap the model so that it takes (n, channels, time)."
+                "these sequences are (n, time, channels), and regions are blurred along the last "
+                "axis; use cam(sequences).account, or wrap the model so that it takes (n, "
+                "channels, time)."
             )
         require_whole_number("regions", regions)
         every = regions ** len(fitted.feature_map.shape)
@@ -470,7 +510,8 @@ class NObSPCam(Explainer):
         source = self._read(images)
         if source.keys != fitted.feature_map.keys:
             raise ValueError(
-                f"images has {list(source.keys)}, but fit was given {list(fitted.feature_map.keys)}."
+                f"images has {list(source.keys)}, but fit was given "
+                f"{list(fitted.feature_map.keys)}."
             )
         if source.rows is not None:
             targets.require(source.rows)
@@ -487,8 +528,9 @@ class NObSPCam(Explainer):
         feature_map = self._fitted.feature_map
         if self._fitted.is_normalised and pictures_in(images, argument) is not None:
             warn_caller(
-                f"{argument} are pictures, which are scaled to 0 to 1 and not normalised, but the calibration images "
-                "have values outside of that range; pass tensors that are prepared like those."
+                f"{argument} are pictures, which are scaled to 0 to 1 and not normalised, but the "
+                "calibration images have values outside of that range; pass tensors that are "
+                "prepared like those."
             )
         source = images_of(
             images,
@@ -500,7 +542,8 @@ class NObSPCam(Explainer):
         known = module.fixed_inputs() if isinstance(module, OneTensorModel) else {}
         if source.fixed and not same_inputs(source.fixed, known):
             raise ValueError(
-                f"{argument} has other {sorted(source.fixed)} than fit was given; call fit with these."
+                f"{argument} has other {sorted(source.fixed)} than fit was given; call fit with "
+                "these."
             )
         return source
 
@@ -538,13 +581,17 @@ class NObSPCam(Explainer):
     def _read_evidence(
         self, X: TableLike, *, wanted: Wanted, progress: bool
     ) -> Iterator[EvidenceBatch]:
-        """Pooled channels and logits of images, or of activations (rows, units) that were pooled before."""
+        """Pooled channels and logits of images, or of activations that were pooled before.
+
+        Activations have shape (rows, units).
+        """
         fitted = self._require_same_weights()
         head = fitted.feature_map.head if fitted.feature_map.direct else None
         if isinstance(X, Tensor | np.ndarray) and X.ndim == 2:
             if head is None:
                 raise ValueError(
-                    "layers stand between map and head, so pooled channels are not enough; pass X as images."
+                    "layers stand between map and head, so pooled channels are not enough; pass X "
+                    "as images."
                 )
             yield from read_activations(X, head.weight, head.bias, progress=progress)
             return
@@ -595,9 +642,10 @@ class NObSPCam(Explainer):
         )
 
     def save(self, path: str | os.PathLike[str], *, mergeable: bool = False) -> None:
-        """Writes the calibration to one safetensors file; the model itself and the images are not in it.
+        """Writes the calibration to one safetensors file, without the model and the images.
 
-        Coefficients are kept in single precision: maps of a loaded explainer differ by less than a millionth.
+        Coefficients are kept in single precision: maps of a loaded explainer differ by less than a
+        millionth.
 
         Args:
             path: Where to; an existing file is replaced, atomically.
@@ -606,12 +654,14 @@ class NObSPCam(Explainer):
         fitted = self._fitted
         if mergeable and fitted.calibration is None:
             raise ValueError(
-                "mergeable: this explainer was loaded from a file without what merge needs; pass False."
+                "mergeable: this explainer was loaded from a file without what merge needs; pass "
+                "False."
             )
 
         mergeable_part = fitted.calibration if mergeable else None
         account = fitted.account.cast(torch.float32)
-        # What makes the same explainer around the same model: its parameters, and what its images are like.
+        # What makes the same explainer around the same model: its parameters, and what its images
+        # are like.
         feature_map = fitted.feature_map
         inside = feature_map.inside
         init = self._options() | {
@@ -645,7 +695,9 @@ class NObSPCam(Explainer):
         *,
         output: Callable[[Any], Tensor] | None = None,
     ) -> Self:
-        """Reads an explainer that `save` wrote, with the very model it was calibrated on; another one is an error.
+        """Reads an explainer that `save` wrote, with the very model it was calibrated on.
+
+        Raises a ValueError for another model.
 
         Args:
             path: The file.
@@ -680,7 +732,8 @@ class NObSPCam(Explainer):
             )
         except RuntimeError as failure:
             raise ValueError(
-                f"model cannot be run on images of shape {tuple(image_shape)}, on which this explainer was calibrated: "
+                f"model cannot be run on images of shape {tuple(image_shape)}, on which this "
+                "explainer was calibrated: "
                 f"{str(failure).splitlines()[0] if str(failure) else type(failure).__name__}"
             ) from failure
 
@@ -694,7 +747,8 @@ class NObSPCam(Explainer):
         if described != known:
             different = [name for name in known if described.get(name) != known[name]]
             raise ValueError(
-                f"the model's map is not where it was when this explainer was calibrated: {different}."
+                "the model's map is not where it was when this explainer was calibrated: "
+                f"{different}."
             )
 
         with serialization.damage_in_words(path):
@@ -712,7 +766,10 @@ class NObSPCam(Explainer):
 
     @property
     def coefficients_(self) -> Any:
-        """One coefficient per unit and class, shape (units, outputs); only where contributions are linear in units."""
+        """One coefficient per unit and class, shape (units, outputs).
+
+        Raises an AttributeError unless contributions are linear in units.
+        """
         coefficients = self._fitted.account.coefficients
         if coefficients is None:
             raise AttributeError(
@@ -732,7 +789,10 @@ class NObSPCam(Explainer):
 
     @property
     def mean_values_(self) -> Any:
-        """Mean logits over the calibration images; not `base_values_` where layers follow that are not linear."""
+        """Mean logits over the calibration images.
+
+        They differ from `base_values_` where layers follow that are not linear.
+        """
         return self._fitted.account.mean_logits.numpy().copy()
 
     @property
@@ -780,7 +840,10 @@ class _Fitted:
 
     @property
     def is_normalised(self) -> bool:
-        """Whether calibration images are known to have values outside 0 to 1; those of a loaded one are not known."""
+        """Whether calibration images are known to have values outside 0 to 1.
+
+        The images of a loaded calibration are not known.
+        """
         is_known = self.forward_rows > 0 and not self.feature_map.text
         return is_known and bool((self.probe < 0).any() or (self.probe > 1).any())
 
@@ -797,9 +860,9 @@ def _warn_of_other_paths(maps: ActivationMaps) -> None:
     if is_rounding or maps.unexplained <= MOST_UNEXPLAINED:
         return
     warn_caller(
-        f"the maps of these images miss {maps.unexplained:.0%} of what the model says, see `residual`: it came along "
-        f"other paths than {maps.layer!r}, which did not count while it was calibrated. Calibrate on images like "
-        "these, or choose another layer=."
+        f"the maps of these images miss {maps.unexplained:.0%} of what the model says, see "
+        f"`residual`: it came along other paths than {maps.layer!r}, which did not count while it "
+        "was calibrated. Calibrate on images like these, or choose another layer=."
     )
 
 
@@ -845,7 +908,10 @@ def _add_images(
 
 
 def _state_of(module: nn.Module) -> tuple[Any, ...]:
-    """Where the model's tensors are and how often each was written to: cheap, and equal only for the same weights."""
+    """Where the model's tensors are, and how often each was written to.
+
+    Cheap to find, and equal only for the same weights.
+    """
     tensors = (*module.parameters(), *module.buffers())
     return tuple(
         (tensor.data_ptr(), None if tensor.is_inference() else tensor._version)
@@ -862,15 +928,18 @@ def explain_images(
     scale: Scale = "logit",
     **options: Any,
 ) -> ActivationMaps:
-    """Maps of images without a calibration set: what an image has more or less of than the mean of all these images.
+    """Maps of images without a calibration set, with the mean of these images as reference.
 
-    With few or similar images that mean is a poor reference; `NObSPCam(model).fit(others)` takes a better one.
+    They show what an image has more or less of than that mean.
+
+    With few or similar images that mean is a poor reference; `NObSPCam(model).fit(others)` takes a
+    better one.
 
     Args:
         model: A torch module that takes images (n, channels, height, width).
         images: At least two, of any kind that `NObSPCam.fit` takes.
-        target: As a call of `NObSPCam` takes it, and so are the next two; or a function that makes the number to
-            explain of what the model returns, as `output` of `NObSPCam`.
+        target: As a call of `NObSPCam` takes it, and so are the next two; or a function that makes
+            the number to explain of what the model returns, as `output` of `NObSPCam`.
         against: A class, "runner-up", "others", "mean" or None.
         scale: "logit" or "probability".
         options: Of `NObSPCam`, such as layer, link and output_names.
@@ -878,7 +947,9 @@ def explain_images(
     Example:
         >>> import nobsp, torch
         >>> from torch import nn
-        >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> body = nn.Sequential(
+        ...     nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        ... )
         >>> images = torch.randn(6, 3, 16, 16)
         >>> maps = nobsp.explain_images(nn.Sequential(body, nn.Linear(8, 5)), images)
         >>> maps.contrast.shape, maps.reference

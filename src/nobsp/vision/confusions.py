@@ -1,4 +1,4 @@
-"""Why this class and not that one: the pairs of classes a network confuses, and what decides between them."""
+"""Why this class and not that one: the classes a network confuses, and what decides."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Confusion:
     # their numbers; the first are those of `images`, which are kept as examples
     positions: NDArray[np.int64]
     images: Tensor
-    maps: ActivationMaps  # why the predicted class and not the true one: the account of one logit less the other
+    # why the predicted class and not the true one: the account of one logit less the other
+    maps: ActivationMaps
     # channels of the map by their mean contribution to that difference, largest first
     channels: NDArray[np.int64]
     contributions: NDArray[np.float64]  # these means
@@ -45,7 +46,7 @@ class Confusions:
 
     @property
     def maps(self) -> ActivationMaps:
-        """The maps of all examples, pair after pair: why the predicted class and not the true one."""
+        """The maps of all examples, pair by pair: why the predicted class, not the true one."""
         if not self.pairs:
             raise ValueError("there are no pairs: no image was taken for another class.")
         parts = [pair.maps for pair in self.pairs]
@@ -86,7 +87,11 @@ class Confusions:
         return self.to_frame()
 
     def to_frame(self) -> NativeFrame:
-        """A pandas frame with a row per pair: classes, count, share of the true class, three channels that decide."""
+        """A pandas frame with one row per confused pair.
+
+        Its columns are the classes, the count, the share of the true class, and the three channels
+        that decide.
+        """
         import pandas as pd
 
         of_class = dict(zip(self.output_names, self.matrix.sum(1), strict=True))
@@ -112,11 +117,14 @@ def confusions(
     pairs: int = 10,
     examples: int = 4,
 ) -> Confusions:
-    """The classes that a network confuses most, with what speaks for the wrong one and against the right one.
+    """The classes that a network confuses most, and the evidence in each case.
+
+    That is what speaks for the wrong class and against the right one.
 
     Args:
         cam: A calibrated explainer.
-        images: Images of any kind that a call takes, read once; with labels=None, batches of images and labels.
+        images: Images of any kind that a call takes, read once; with labels=None, batches of images
+            and labels.
         labels: The true class of each image, numbers or names.
         pairs: Of how many pairs of classes to keep examples.
         examples: Most images of a pair that are explained: the first ones.
@@ -125,9 +133,13 @@ def confusions(
         >>> import nobsp, torch
         >>> from torch import nn
         >>> _ = torch.manual_seed(0)
-        >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> body = nn.Sequential(
+        ...     nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        ... )
         >>> images, labels = torch.randn(40, 3, 8, 8), torch.arange(40) % 3
-        >>> found = nobsp.confusions(nobsp.NObSPCam(nn.Sequential(body, nn.Linear(8, 3))).fit(images), images, labels)
+        >>> found = nobsp.confusions(
+        ...     nobsp.NObSPCam(nn.Sequential(body, nn.Linear(8, 3))).fit(images), images, labels
+        ... )
         >>> int(found.matrix.sum()), found.pairs[0].maps.against == found.pairs[0].truth
         (40, True)
     """
@@ -188,7 +200,7 @@ def _true_classes(cam: NObSPCam, labels: ArrayLike, logits: Tensor) -> Tensor:
 def _explain_confusion(
     cam: NObSPCam, pair: tuple[int, int], positions: Sequence[int], shown: Tensor
 ) -> Confusion:
-    """What speaks for the class that was said, against the true one, on images of a confused pair."""
+    """Evidence for the predicted class against the true one, on images of a confused pair."""
     true, said = pair
     maps = cam(shown, said, against=true)
     mean = maps.contributions.mean(0)

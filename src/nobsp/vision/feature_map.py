@@ -1,4 +1,7 @@
-"""A model as its spatial map and what is behind it: a pooling and a linear head, or a tail of any layers."""
+"""A model as its spatial map and what is behind it.
+
+That is a pooling and a linear head, or a tail of any layers.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +44,13 @@ from nobsp.vision.one_tensor import PACKED, OneTensorModel
 Layout = Literal["first", "last", "tokens"]
 Space = tuple[int, ...]
 Pooling = Literal["mean", "max", "mean+max", "max+mean", "flatten"]
-# What of the map the layers behind it depend on. "head": its pooled units, which enter the linear head as they are.
-# "point" and "constant": the channels' means, put in as a map of one location or as a constant map. "full": all of it,
-# tokens without a place included.
+# What of the map the layers behind it depend on. "head": its pooled units, which enter the linear
+# head as they are. "point" and "constant": the channels' means, put in as a map of one location or
+# as a constant map. "full": all of it, tokens without a place included.
 Reach = Literal["head", "point", "constant", "full"]
-# How maps come about that show where a class is and do not add up: by one gradient of the model's own pass, with what
-# attention carries in it or without, or by one half-way from the mean map. Empty where maps add up.
+# How maps come about that show where a class is and do not add up: by one gradient of the model's
+# own pass, with what attention carries in it or without, or by one half-way from the mean map.
+# Empty where maps add up.
 Picture = Literal["", "own_pass", "attention", "half_way"]
 
 POOLINGS: tuple[Pooling, ...] = ("mean", "max", "mean+max", "max+mean", "flatten")
@@ -62,7 +66,10 @@ class Grid:
     prefix: int = 0  # tokens that come before the patches and have no place in the image
 
     def maps(self, tensor: Tensor, space: Space) -> Tensor:
-        """The tensor as (n, channels, *locations) of an input with the extent `space`, sharing memory."""
+        """The tensor as (n, channels, *locations), sharing memory.
+
+        `space` is the extent of the input.
+        """
         if self.layout == "first":
             return tensor
         if self.layout == "last":
@@ -105,7 +112,8 @@ def grid_shape(locations: int, space: Space) -> Space | None:
     for height in (guess, guess - 1, guess + 1):
         if height > 0 and locations % height == 0:
             width = locations // height
-            # One more row or column than the image's proportions ask for is rounding; more is another grid.
+            # One more row or column than the image's proportions ask for is rounding; more is
+            # another grid.
             if abs(height - aspect * width) < max(1.0, aspect):
                 return height, width
     return None
@@ -128,7 +136,10 @@ def grids_of(tensor: Tensor, space: Space, *, prefixes: int = _MOST_PREFIX) -> I
 
 
 def pooled(maps: Tensor, pooling: Pooling) -> Tensor:
-    """What a pooling makes of maps, shape (n, units): the representation, where that is what it is."""
+    """What a pooling makes of maps, shape (n, units).
+
+    It is the representation, where the head reads the pooled map.
+    """
     flat = maps.flatten(2)
     if pooling == "flatten":
         return flat.flatten(1)
@@ -140,9 +151,10 @@ def pooled(maps: Tensor, pooling: Pooling) -> Tensor:
 def spread(maps: Tensor, weights: Tensor, pooling: Pooling) -> Tensor:
     """Σ_k weight_k u_k(h, w): weighted units put back where they came from.
 
-    u_k(h, w) are the maps behind unit k of the representation z; averaged over the locations they give z_k. For a
-    mean-pooled channel that is the channel's map itself. A maximum sits, times the number of locations, where it was
-    found (equal maxima share), and an entry of a flattened map at its own location.
+    u_k(h, w) are the maps behind unit k of the representation z; averaged over the locations they
+    give z_k. For a mean-pooled channel that is the channel's map itself. A maximum sits, times the
+    number of locations, where it was found (equal maxima share), and an entry of a flattened map at
+    its own location.
     """
     flat = maps.flatten(2)
     locations = flat.shape[2]
@@ -160,7 +172,7 @@ def spread(maps: Tensor, weights: Tensor, pooling: Pooling) -> Tensor:
 
 
 def per_channel(values: Tensor, channels: int, pooling: Pooling) -> Tensor:
-    """Values of the units (..., units) summed to those of the channels they came from (..., channels)."""
+    """Values of units (..., units), summed to those of their channels (..., channels)."""
     if pooling == "flatten":
         return torch.unflatten(values, -1, (channels, -1)).sum(-1)
     return torch.unflatten(values, -1, (-1, channels)).sum(-2)
@@ -176,8 +188,8 @@ class ForwardPass:
     images: Tensor  # what the model was given
     # of tokens, the mean over those that are no padding, shape (n, channels)
     typical: Tensor | None = None
-    # what of the logits does not come from the pooled map, shape (n, outputs); None where all does, or where layers
-    # stand between
+    # what of the logits does not come from the pooled map, shape (n, outputs); None where all does,
+    # or where layers stand between
     gaps: Tensor | None = None
     tape: Tape | None = None  # the pass's own graph, where that was asked for and there is one
 
@@ -212,7 +224,8 @@ class FeatureMap:
     text: bool  # whether the input is codes of tokens
     # channels, height and width of those images, or what other inputs have
     image_shape: tuple[int, ...]
-    carrier: Tensor  # an image that carries what is put in the place of the map through the layers before it
+    # an image that carries what is put in the place of the map through the layers before it
+    carrier: Tensor
     device: torch.device  # where the model lives
     dtype: torch.dtype  # in which precision it takes images
     # whether the layers behind the map want as many rows as there were images
@@ -264,7 +277,10 @@ class FeatureMap:
 
     @property
     def layer(self) -> str:
-        """The map in words: the module whose output it is, and what follows if that is no module."""
+        """The map in words: the module whose output it is, and what follows.
+
+        The latter is told only where it is no module.
+        """
         name = self.place.name.removeprefix(self.inside) or "the model"
         name = name if self.place.side == "output" else f"input of {name}"
         return f"relu({name})" if self.relu else name
@@ -323,7 +339,9 @@ class FeatureMap:
 
     @contextmanager
     def running(self, *, taping: bool = False) -> Iterator[Callable[[Tensor], ForwardPass]]:
-        """Hold the model in evaluation mode and hand out `forward(images)`: one forward pass, maps and logits.
+        """Hold the model in evaluation mode and hand out `forward(images)`.
+
+        It gives maps and logits by one forward pass.
 
         With `taping` the pass has its graph, for gradients that need no further pass.
         """
@@ -385,7 +403,7 @@ class FeatureMap:
     def slopes_on_tape(
         self, tape: Tape, weights: Tensor, images: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Gradients of weighted sums (n, sums, width) of what enters the head, shape (n, sums, units).
+        """Gradients (n, sums, units) of weighted sums (n, sums, width) of what enters the head.
 
         And what attention carries from every location (n, sums, *locations), where that is known.
         """
@@ -405,12 +423,15 @@ class FeatureMap:
         shape = tuple(images.shape[1:])
         if shape != self.image_shape:
             raise ValueError(
-                f"the model cannot take images of shape {shape} ({failure}); it was calibrated on images of shape "
-                f"{self.image_shape}."
+                f"the model cannot take images of shape {shape} ({failure}); it was calibrated on "
+                f"images of shape {self.image_shape}."
             ) from failure
 
     def _read_pass(self, images: Tensor, tensor: Tensor, testimony: _Testimony) -> ForwardPass:
-        """Maps, units and logits of a pass; logits are the model's wherever the pooled map does not give them."""
+        """Maps, units and logits of a pass.
+
+        Logits are the model's wherever the pooled map does not give them.
+        """
         maps, tokens = self._maps(tensor, images)
         units = pooled(maps, self.pooling)
         logits = testimony.logits
@@ -429,7 +450,10 @@ class FeatureMap:
     def _compare(
         self, maps: Tensor, units: Tensor, testimony: _Testimony
     ) -> tuple[Tensor, Tensor | None]:
-        """The model's logits, exact where they are the head's of the pooled map, and by how much they differ."""
+        """The model's logits, and by how much they differ from the head's of the pooled map.
+
+        They are exact where they are the head's.
+        """
         assert self.head is not None
         explained = self.head.logits(units)
         entering = testimony.entering
@@ -450,11 +474,11 @@ class FeatureMap:
     def behind(
         self, images: Tensor, *, head: bool = True
     ) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
-        """Hand out `tail(units, rows)`: the logits, with their graph, of units put in the place of the map.
+        """Hand out `tail(units, rows)`: the logits, with graph, of units put in place of the map.
 
-        Without the head, what enters it. The model is run on one small image, whatever the number of rows, and the
-        units are put in on the way. Of tokens it is run on those of `images` that `rows` name, since masks and lengths
-        reach the layers behind the map too.
+        Without the head, what enters it. The model is run on one small image, whatever the number
+        of rows, and the units are put in on the way. Of tokens it is run on those of `images` that
+        `rows` name, since masks and lengths reach the layers behind the map too.
         """
         shape = tuple(1 for _ in self.shape) if self.reach == "point" else self.shape
         with (
@@ -474,7 +498,8 @@ class FeatureMap:
                     maps = units.reshape(*units.shape, *(1 for _ in shape)).expand(-1, -1, *shape)
                     # Where only means count, other tokens do not, whatever they are.
                     tokens = units.new_zeros(rows, self.grid.prefix, self.channels)
-                # A clone, since the next layer may work in place and leaves of a graph must not change.
+                # A clone, since the next layer may work in place and leaves of a graph must not
+                # change.
                 put_in = self.grid.tensor(maps, tokens).to(self.device, self.dtype)
                 put_in = put_in.clone(memory_format=torch.contiguous_format)
                 carrier = images[which.to(images.device)] if self.text else self.carrier
@@ -487,7 +512,10 @@ class FeatureMap:
             yield tail
 
     def _typical(self, maps: Tensor, tokens: Tensor) -> Tensor:
-        """Means of a text's tokens: lengths differ, so that a mean for each position would be one of padding too."""
+        """Means of a text's tokens, over all positions.
+
+        Lengths differ, so that a mean for each position would be one of padding too.
+        """
         keys = self.keys
         if "attention_mask" not in keys or maps.shape[2] != tokens.shape[-1]:
             return maps.flatten(2).mean(2)
@@ -525,7 +553,10 @@ class FeatureMap:
     def _observing(
         self, run: Visit, *, head: bool = True
     ) -> Iterator[Callable[[Tensor, int], Tensor]]:
-        """Hand out what runs the model and gives its logits in float64: W z + b, or the output itself; or z."""
+        """Hand out what runs the model and gives its logits in float64, or what enters its head.
+
+        Logits are W z + b, or the output itself where there is no head; z is what enters the head.
+        """
         if self.readout is None:
             yield lambda x, rows: exact(next(iter(tensors_in(run(x)).values()))).reshape(rows, -1)
             return
@@ -544,13 +575,19 @@ class FeatureMap:
         """The map, checked, and tokens without a place."""
         maps = self.grid.maps(tensor, space_of(images))
         if len(maps) != len(images) or maps.shape[1] != self.channels:
-            gave = f"{self.place.name!r} gave maps of shape {tuple(maps.shape)} for {len(images)} images"
+            gave = (
+                f"{self.place.name!r} gave maps of shape {tuple(maps.shape)} for {len(images)} "
+                "images"
+            )
             raise ValueError(
                 f"the layer {gave}; expected one map of {self.channels} channels per image."
             )
 
         if self.pooling == "flatten" and tuple(maps.shape[2:]) != self.shape:
-            gave = f"images of shape {tuple(images.shape[1:])} give a map of {tuple(maps.shape[2:])} locations"
+            gave = (
+                f"images of shape {tuple(images.shape[1:])} give a map of {tuple(maps.shape[2:])} "
+                "locations"
+            )
             raise ValueError(
                 f"{gave}, but calibrated were those of {self.shape}; use images of one size."
             )
@@ -560,7 +597,8 @@ class FeatureMap:
         if bad is not None:
             hint = "check the scale of the images and the precision of the model"
             raise ValueError(
-                f"the map of {self.place.name!r} is not finite for image {bad[0]} of the batch; {hint}."
+                f"the map of {self.place.name!r} is not finite for image {bad[0]} of the batch; "
+                f"{hint}."
             )
 
         tokens = (
@@ -571,19 +609,21 @@ class FeatureMap:
         return (maps.clamp_min(0.0) if self.relu else maps), exact(tokens)
 
 
-# ---------------------------------------------------------------------- what the model says, compared with its head
+# ------------------------------------------------------ what the model says, compared with its head
 
-# On the rows that the head was found with, the output is the head's. On other rows another path may take part: a branch
-# that was silent, a maximum that another layer wins, a correction behind the head.
+# On the rows that the head was found with, the output is the head's. On other rows another path may
+# take part: a branch that was silent, a maximum that another layer wins, a correction behind the
+# head.
 
 
-# How often a sum is rounded between two ways of working it out: as many as where heads are looked for.
+# How often a sum is rounded between two ways of working it out: as many as where heads are looked
+# for.
 _ROUNDINGS_OF_SUMS = 16
 _ROUNDINGS_OF_RESULTS = 8
 
 
 def logits_said(readout: Readout, logits: Tensor, z: Tensor, result: Any) -> Tensor:
-    """The logits W z + b, and those that the model's result stands for where it differs by more than rounding."""
+    """The logits W z + b; where the model's result differs by more than rounding, its own."""
     outputs = [
         exact(output).reshape(logits.shape)
         for output in tensors_in(result).values()
@@ -603,14 +643,17 @@ def logits_said(readout: Readout, logits: Tensor, z: Tensor, result: Any) -> Ten
 
 
 def differs_from(entering: Tensor, pooled: Tensor, sizes: Tensor | None, eps: float) -> Tensor:
-    """Rows in which what entered the head is not the pooled map, but for rounding; shape (rows,)."""
+    """Rows in which what entered the head is not the pooled map, up to rounding, shape (rows,)."""
     size = pooled.abs() if sizes is None else pooled.abs() + sizes
     allowed = _ROUNDINGS_OF_RESULTS * eps * size + torch.finfo(pooled.dtype).tiny
     return ((entering - pooled).abs() > allowed).any(1)
 
 
 def _rounding(readout: Readout, logits: Tensor, z: Tensor) -> Tensor:
-    """How far rounding may carry W z + b, bounded by |w| |z| ≤ ‖w‖ ‖z‖: cheap beside a forward pass."""
+    """How far rounding may carry W z + b, bounded by |w| |z| ≤ ‖w‖ ‖z‖.
+
+    The bound is cheap beside a forward pass.
+    """
     stored, summed = _precisions(readout)
     head: Head = readout.head
     bias = head.bias.abs().to(logits)
@@ -640,7 +683,8 @@ def _through_link(link: str, expected: Tensor, allowed: Tensor) -> Tensor:
     if link == "log_softmax":
         return 2 * worst + allowed
     if link == "softmax":
-        # Probabilities that the model's precision cannot tell from 0 and 1 say nothing about logits.
+        # Probabilities that the model's precision cannot tell from 0 and 1 say nothing about
+        # logits.
         return expected * 2 * worst + worst.clamp_max(1e-3)
     if link == "sigmoid":
         return expected * (1 - expected) * allowed + worst.clamp_max(1e-3)
@@ -648,7 +692,10 @@ def _through_link(link: str, expected: Tensor, allowed: Tensor) -> Tensor:
 
 
 def _undo_link(link: str, output: Tensor, logits: Tensor) -> Tensor:
-    """Logits of an output; a softmax leaves a constant open, which is taken from the head's logits."""
+    """Logits of an output.
+
+    A softmax leaves a constant open, which is taken from the head's logits.
+    """
     smallest = torch.finfo(torch.float32).tiny
     if link == "log_softmax":
         return output + logits.logsumexp(1, keepdim=True)

@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -85,7 +86,10 @@ class _Seen:
     steps: int | None = None  # how many time steps the input has, where that is known
 
     def units(self, *, means: bool = False) -> Tensor:
-        """All of the map and the tokens before it, as `FeatureMap.units` lays them out, or the channels' means."""
+        """All of the map and the tokens before it, or the channels' means.
+
+        They are laid out as in `FeatureMap.units`.
+        """
         assert self.raw is not None
         maps = self.grid.maps(self.raw, self.shape)
         tokens = self.grid.prefix_tokens(self.raw)
@@ -98,7 +102,10 @@ class _Seen:
         return units.to("cpu", torch.float64)
 
     def misfit(self, images: Tensor) -> tuple[float, ...]:
-        """Small where the locations have the proportions of the images, but for rounding; exact for tokens."""
+        """Small where the locations have the proportions of the images, but for rounding.
+
+        It is exact for tokens.
+        """
         space = space_of(images)
         if len(space) == 2:
             aspect = space[0] / space[1]
@@ -132,11 +139,27 @@ def _advice_on_shape(shape: tuple[int, ...]) -> str:
     if len(shape) == 3 and shape[2] in colours and shape[0] not in colours:
         return "their channels are last: pass images.permute(0, 3, 1, 2), or transpose of an array"
     if len(shape) == 3 and shape[0] == 1:
-        return "they are grey: pass images.repeat(1, 3, 1, 1), pictures as .convert('RGB'), to a model of colours"
+        return (
+            "they are grey: pass images.repeat(1, 3, 1, 1), pictures as .convert('RGB'), to a "
+            "model of colours"
+        )
     return (
-        "pass images of the shape it was trained on, a single one as a batch of one, images[None], and at least two "
-        "to calibrate"
+        "pass images of the shape it was trained on, a single one as a batch of one, images[None], "
+        "and at least two to calibrate"
     )
+
+
+@contextmanager
+def _advice_on_failure(shape: tuple[int, ...]) -> Iterator[None]:
+    """Says what to do where a model fails on images of a shape."""
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError) as failure:
+        if isinstance(failure, ValueError) and _WRONG_AXES not in str(failure):
+            raise
+        raise ValueError(
+            f"the model cannot take images of shape {shape} ({failure}); {_advice_on_shape(shape)}."
+        ) from failure
 
 
 def find_map(
@@ -157,25 +180,30 @@ def find_map(
     _refuse_non_finite_state(module)
     chosen = None if layer is None else find_part(module, layer, argument="layer")
     x = probe.to(device, dtype if probe.is_floating_point() else probe.dtype, copy=True)
-    try:
+    with _advice_on_failure(tuple(probe.shape[1:])):
         with evaluation_mode(module) as run:
             require_function_of_row(run, torch.clone, x, outputs_of, dtype)
             result = run(x.clone())
         _refuse_dense_outputs(result, len(probe))
         z, readout = _find_representation(module, probe, result, head)
-    except (RuntimeError, IndexError, ValueError) as failure:
-        if isinstance(failure, ValueError) and _WRONG_AXES not in str(failure):
-            raise
-        raise ValueError(
-            f"the model cannot take images of shape {tuple(probe.shape[1:])} ({failure}); "
-            f"{_advice_on_shape(tuple(probe.shape[1:]))}."
-        ) from failure
 
     makes = partial(_makes, z, torch.finfo(dtype).eps)
     seen, counts = _observe(module, x, makes, None if chosen is None else chosen[1])
     logits = z if readout is None else readout.logits(z)
-    # What is the same of all maps that are tried; the rest is filled in for each.
-    common = FeatureMap(
+    about = replace(
+        _map_to_be_found(module, probe, readout),
+        outputs=int(logits.shape[1]),
+        carrier=x[:1],
+        device=device,
+        dtype=dtype,
+    )
+    search = _Search(about, probe, seen, logits, counts)
+    return search.ready(search.find(chosen))
+
+
+def _map_to_be_found(module: nn.Module, probe: Tensor, readout: Readout | None) -> FeatureMap:
+    """What is the same of all maps that are tried; the rest is filled in for each."""
+    return FeatureMap(
         module=module,
         place=Place(name="", module=module, call=-1, side="output"),
         grid=Grid("first"),
@@ -184,17 +212,15 @@ def find_map(
         reach="full",
         head=None if readout is None else readout.head,
         readout=readout,
-        outputs=int(logits.shape[1]),
+        outputs=0,
         channels=0,
         shape=(),
         text=not probe.is_floating_point(),
         image_shape=tuple(probe.shape[1:]),
-        carrier=x[:1],
-        device=device,
-        dtype=dtype,
+        carrier=probe[:1],
+        device=probe.device,
+        dtype=probe.dtype,
     )
-    search = _Search(common, probe, seen, logits, counts)
-    return search.ready(search.find(chosen))
 
 
 def _refuse_dense_outputs(result: Any, n_images: int) -> None:
@@ -210,15 +236,17 @@ def _refuse_dense_outputs(result: Any, n_images: int) -> None:
         else:
             what, chosen = "a volume per class", "[:, 5].mean((1, 2, 3))"
         raise ValueError(
-            f"the model returns {what}, of shape {shape[1:]}, not one number; say which number to explain, "
-            f"e.g. output=lambda out: out{path}{chosen}."
+            f"the model returns {what}, of shape {shape[1:]}, not one number; say which number to "
+            f"explain, e.g. output=lambda out: out{path}{chosen}."
         )
 
 
 def _find_representation(
     module: nn.Module, probe: Tensor, result: Any, head: str | nn.Module | None
 ) -> tuple[Tensor, Readout | None]:
-    """What enters the head, and how it is read; the output itself, and None, where no linear layer ends the model.
+    """What enters the head, and how it is read.
+
+    Where no linear layer ends the model, these are the output itself and None.
 
     That may be the average of a map, or of a tail that needs no head.
     """
@@ -241,7 +269,7 @@ class _Search:
     counts: Counter[str]
 
     def find(self, chosen: tuple[str, nn.Module] | None) -> FeatureMap:
-        """The last map that is pooled into the head, or else the last on whose locations the output depends.
+        """The last map pooled into the head, or else the last whose locations affect the output.
 
         Where the caller has chosen a layer, its own.
         """
@@ -272,7 +300,10 @@ class _Search:
         raise _why_no_map(pointless, None if chosen is None else chosen[0])
 
     def _views_of(self, chosen: tuple[str, nn.Module] | None) -> list[_Seen]:
-        """All that was seen, or what a chosen layer returns, or is given where it returns no map."""
+        """All that was seen, or what a chosen layer returns.
+
+        Where that layer returns no map, what it is given.
+        """
         own = self.seen
         what = "no layer of the model gives"
         if chosen is not None:
@@ -282,15 +313,19 @@ class _Search:
 
         if not own:
             raise ValueError(
-                f"{what} a map with more than one location for images of shape {tuple(self.probe.shape[1:])}; maps "
-                "need a convolutional network or a transformer, an earlier layer, or larger images."
+                f"{what} a map with more than one location for images of shape "
+                f"{tuple(self.probe.shape[1:])}; maps need a convolutional network or a "
+                "transformer, an earlier layer, or larger images."
             )
         return own
 
     def entrance(self, later: FeatureMap) -> FeatureMap:
-        """The first map with as many locations, for a model that reads one token: what each place brings to it.
+        """The first map with as many locations, for a model that reads only one token.
 
-        Further on, the token that is read has taken up much of what the places bring, and no place has it any more.
+        It shows what each place brings to that token.
+
+        Further on, the token that is read has taken up much of what the places bring, and no place
+        has it any more.
         """
         locations = math.prod(later.shape)
         tensors: dict[int, list[_Seen]] = {}
@@ -305,7 +340,10 @@ class _Search:
         return later
 
     def picture_of(self, entrance: FeatureMap) -> Picture:
-        """How to show where a class is from the first tokens; sequences have numbers that add up instead."""
+        """How to show where a class is from the first tokens.
+
+        Empty for sequences, which have numbers that add up instead.
+        """
         if entrance.text or len(entrance.shape) == 1:
             return ""
         if entrance.reach != "full" or entrance.relu:
@@ -317,7 +355,10 @@ class _Search:
         return "attention" if tape.attention else "own_pass"
 
     def best(self, seen: list[_Seen]) -> FeatureMap | None:
-        """The last map that is pooled into the head: a module's own output before something derived from it."""
+        """The last map that is pooled into the head.
+
+        A module's own output comes before something derived from it.
+        """
         hits = [(tensor, pooling) for tensor in seen for pooling in tensor.poolings]
 
         def rank(hit: tuple[Any, Any]) -> tuple[bool, bool, int, int]:
@@ -355,7 +396,7 @@ class _Search:
         )
 
     def ready(self, feature_map: FeatureMap) -> FeatureMap:
-        """The same, noting whether the tensor has other values at the end of a pass than when it was made."""
+        """The same map, noting whether its tensor is overwritten before the end of a pass."""
         copied_place = dataclasses.replace(feature_map.place, overwritten=True)
         x = self.about.carrier.clone()
         with (
@@ -368,7 +409,10 @@ class _Search:
         return dataclasses.replace(feature_map, place=copied_place) if overwritten else feature_map
 
     def latest(self) -> Iterator[list[_Seen]]:
-        """Every way to see each tensor, from the last tensor back; first as a module's output, then as an input."""
+        """Every way to see each tensor, from the last tensor back.
+
+        First as the output of a module, then as an input.
+        """
         tensors: dict[int, dict[tuple[bool, int], list[_Seen]]] = {}
         for seen in self.seen:
             if seen.raw is not None:
@@ -381,10 +425,13 @@ class _Search:
                 yield tensors[tensor][key]
 
     def behind(self, views: list[_Seen]) -> FeatureMap | str:
-        """The map with all that follows as its tail; in words what is wrong, or "" where another path leads around it.
+        """The map with all that follows as its tail.
 
-        The tensor is put into a pass over another image. Where the output then is what it was of the first, everything
-        it needs went through the tensor. Of the ways to see it, one of which only the means count is the right one.
+        Otherwise in words what is wrong, or "" where another path leads around it.
+
+        The tensor is put into a pass over another image. Where the output then is what it was of
+        the first, everything it needs went through the tensor. Of the ways to see it, one of which
+        only the means count is the right one.
         """
         views = sorted(
             views,
@@ -415,7 +462,8 @@ class _Search:
                 if self.agrees(trial, view.units(means=True)):
                     return self.lighten(trial, view.units(means=True))
 
-        # Of sequences, one token may be all that is read; of images, those before the patches, or one behind them.
+        # Of sequences, one token may be all that is read; of images, those before the patches, or
+        # one behind them.
         is_sequence = whole.text or len(whole.shape) == 1
         if is_sequence or full.grid.prefix:
             read = self.locations_read(whole, units)
@@ -425,7 +473,10 @@ class _Search:
         return self.lighten(whole, units)
 
     def locations_read(self, trial: FeatureMap, units: Tensor) -> Tensor | None:
-        """On how many locations of the map the output of each image of the probe depends; None where not known."""
+        """On how many locations of the map each probe image's output depends.
+
+        None where that is not known.
+        """
         other = self.other(trial)
         every = torch.arange(len(units), device=self.about.device)
         put_in = units.to(self.about.device).requires_grad_()
@@ -443,7 +494,10 @@ class _Search:
         return _other_tokens(self.probe) if trial.text else 0.5 * self.probe[:1].flip(-1)
 
     def lighten(self, feature_map: FeatureMap, units: Tensor) -> FeatureMap:
-        """The same with the smallest image that does for running the layers before the map, whose result is unused."""
+        """The same with the smallest image that suffices for the layers before the map.
+
+        They have to be run, but their result is not used.
+        """
         for step in (8, 4, 2) if not feature_map.text else ():
             thinned = (slice(None, None, step) for _ in feature_map.image_shape[1:])
             small = feature_map.carrier[(slice(None), slice(None), *thinned)].clone()
@@ -452,7 +506,10 @@ class _Search:
         return feature_map
 
     def agrees(self, trial: FeatureMap, units: Tensor, other: Tensor | None = None) -> bool | None:
-        """Whether units of the probe, put into a pass over another image, give its logits; None for an error."""
+        """Whether units of the probe, put into another image's pass, give the probe's logits.
+
+        None where the pass raises an error.
+        """
         if other is None:
             other = self.other(trial)
         every = torch.arange(len(units), device=self.about.device)
@@ -467,7 +524,7 @@ class _Search:
         )
 
     def _allowed(self) -> Tensor:
-        """How far answers may be from the logits: by rounding, but by less than logits of two images differ.
+        """How far answers may be from logits: by rounding, but less than two images' logits differ.
 
         A model that says nearly the same of all images would agree with any tensor otherwise.
         """
@@ -484,20 +541,24 @@ class _Search:
 
 
 def _why_no_map(pointless: str, layer: str | None) -> ValueError:
-    """An error about a model none of whose maps makes the output, or about the layer that the caller chose."""
+    """An error about a model in which no map makes the output by itself.
+
+    Or about the layer that the caller chose.
+    """
     if pointless:
         return ValueError(
-            f"the output depends on no location of {pointless!r}, only on its first tokens; name a layer through "
-            "which everything passes with layer=..., e.g. the block before the last."
+            f"the output depends on no location of {pointless!r}, only on its first tokens; name a "
+            "layer through which everything passes with layer=..., e.g. the block before the last."
         )
     if layer is None:
         return ValueError(
-            "no map of the model makes the output by itself: other paths lead there too. Name one through which "
-            "everything passes with layer=..., or wrap the model so that there is one."
+            "no map of the model makes the output by itself: other paths lead there too. Name one "
+            "through which everything passes with layer=..., or wrap the model so that there is "
+            "one."
         )
     return ValueError(
-        f"layer {layer!r} does not make the output by itself: other paths lead there too. Choose one through "
-        "which everything passes, or layer=None, or wrap the model."
+        f"layer {layer!r} does not make the output by itself: other paths lead there too. Choose "
+        "one through which everything passes, or layer=None, or wrap the model."
     )
 
 
@@ -586,7 +647,10 @@ class _Observer:
         return has_axes and passing.shape[0] == len(self._images)
 
     def _hold(self, views: list[_Seen], passing: Tensor) -> None:
-        """Gives views a copy, as the model may write into it: one for all modules it passes; older ones are let go."""
+        """Gives views a copy of a tensor, as the model may write into it.
+
+        There is one copy for all modules that it passes; older copies are let go.
+        """
         held = [group[0].raw for group in self._recent if group[0].raw is not None]
         raw = next((tensor for tensor in held if torch.equal(tensor, passing)), None)
         if raw is None:
@@ -662,7 +726,10 @@ def _makes(z: Tensor, eps: float, maps: Tensor, pooling: Pooling) -> bool:
 
 
 def _other_tokens(tokens: Tensor) -> Tensor:
-    """Other texts of the same lengths: codes in reverse, but for those at the ends, which may be for padding."""
+    """Other texts of the same lengths, made of codes in reverse.
+
+    Codes at the ends stay, because they may be for padding.
+    """
     other = tokens.clone()
     for row in other if other.ndim == 2 else other[:, 0]:
         inner = torch.nonzero((row != row[0]) & (row != row[-1]))[:, 0]
@@ -671,12 +738,16 @@ def _other_tokens(tokens: Tensor) -> Tensor:
 
 
 def _refuse_non_finite_state(module: nn.Module) -> None:
-    """NaN is a mistake anywhere; infinities are in weights, but masks among the buffers may mean them."""
+    """Raises a ValueError for weights that are not finite, and for NaN anywhere.
+
+    Infinities among the buffers are allowed, because masks may mean them.
+    """
     weights = {id(weight) for weight in module.parameters()}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor) or first_non_finite(tensor.detach()) is None:
             continue
         if id(tensor) in weights or bool(torch.isnan(tensor.detach()).any()):
             raise ValueError(
-                f"the model's {plain(name)!r} has values that are not finite; load its weights again."
+                f"the model's {plain(name)!r} has values that are not finite; load its weights "
+                "again."
             )

@@ -16,7 +16,8 @@ FEW_IMAGES = 16
 LEAST_CARRIED = 0.99
 # Calibrated coefficients that carry less of a logit's variance are not its own.
 LEAST_VARIANCE = 0.8
-# What came along another path is a warning above this share of how far logits vary, and a note below.
+# What came along another path is a warning above this share of how far logits vary, and a note
+# below.
 NOTEWORTHY = 0.01
 # A map with fewer locations along its longest side shows little.
 FEW_LOCATIONS = 4
@@ -30,18 +31,19 @@ class CamHealth:
     rows: int  # calibration images
     channels: int  # units that have a coefficient each
     dead: int  # channels that never varied over the calibration images
-    # share of each logit's variance that the contributions carry, NaN for one that does not vary; where layers stand
-    # between map and head, what the integral carried of the first images, for all alike; NaN for pictures
+    # share of each logit's variance that the contributions carry, NaN for one that does not vary;
+    # where layers stand between map and head, what the integral carried of the first images, for
+    # all alike; NaN for pictures
     explained: tuple[float, ...]
     layer: str  # where the map is
     direct: bool  # whether the pooled map is what the linear head sees; else layers stand between
     unexplained: float = 0.0  # of how far logits vary, the share that came along another path
     inputs: str = "images"  # what was calibrated on: images, texts, signals or volumes
-    # images that this process sent through the model to calibrate, to find the map and to try it out; zero where they
-    # were not counted, as after `load`
+    # images that this process sent through the model to calibrate, to find the map and to try it
+    # out; zero where they were not counted, as after `load`
     forward_rows: int = 0
-    # forward passes that an account takes per image, counted on the first ones: the model's own, and those through the
-    # layers behind the map; contrasts are asked in the same passes
+    # forward passes that an account takes per image, counted on the first ones: the model's own,
+    # and those through the layers behind the map; contrasts are asked in the same passes
     passes: float = 1.0
     gradients: float = 0.0  # gradients of an account per image; a contrast has as many more
 
@@ -127,22 +129,26 @@ def _find_misfit(feature_map: FeatureMap, account: Account) -> list[Finding]:
     known = explained[~explained.isnan()]
     if not len(known):
         message = (
-            f"The model says the same of all calibration {inputs_of(feature_map)}, so that nothing tells how much of "
-            "it maps explain: check its weights, and that these are prepared as in its training."
+            f"The model says the same of all calibration {inputs_of(feature_map)}, so that nothing "
+            "tells how much of it maps explain: check its weights, and that these are prepared as "
+            "in its training."
         )
         return [Finding("warning", "constant", "", message)]
     least = float(known.min())
     if account.coefficients is None and least < LEAST_CARRIED:
         message = (
-            f"The integral through the layers behind {feature_map.layer!r} misses much of the logits of the first "
-            f"{inputs_of(feature_map)} (it carries {max(least, 0.0):.1%} of their squares) with up to "
-            f"{account.points or POINTS[-1]} points; read maps.residual along with the maps, or choose a later layer."
+            f"The integral through the layers behind {feature_map.layer!r} misses much of the "
+            f"logits of the first {inputs_of(feature_map)} (it carries {max(least, 0.0):.1%} of "
+            f"their squares) with up to {account.points or POINTS[-1]} points; read maps.residual "
+            "along with the maps, or choose a later layer."
         )
         return [Finding("warning", "quadrature", "", message)]
     if account.coefficients is not None and least < LEAST_VARIANCE:
         message = (
-            f"The coefficients carry only {least:.1%} of a logit's variance: the ridge is too strong for these "
-            'channels, or the images are too few. Use a smaller ridge, more images, or coefficients="head".'
+            f"The coefficients carry only {least:.1%} of a logit's variance: the ridge is too "
+            "strong for these "
+            "channels, or the images are too few. Use a smaller ridge, more images, or "
+            'coefficients="head".'
         )
         return [Finding("warning", "weak", "", message)]
     return []
@@ -154,8 +160,9 @@ def _find_other_paths(feature_map: FeatureMap, account: Account) -> list[Finding
     if share == 0.0:
         return []
     message = (
-        f"{share:.2%} of how far the logits vary does not come from {feature_map.layer!r}: another path leads to the "
-        "output too. It is in no map, but in maps.residual; choose a layer= through which everything passes."
+        f"{share:.2%} of how far the logits vary does not come from {feature_map.layer!r}: another "
+        "path leads to the output too. It is in no map, but in maps.residual; choose a layer= "
+        "through which everything passes."
     )
     return [Finding("warning" if share > NOTEWORTHY else "note", "another_path", "", message)]
 
@@ -173,9 +180,10 @@ def _describe_layers_behind(feature_map: FeatureMap, account: Account) -> list[F
     apart = account.base - account.mean_logits
     largest = int(apart.abs().argmax())
     message = (
-        f"Layers stand between {layer!r} and the output, which see {'all of it' if is_full else 'only its means'}: "
-        "gradients are integrated through them, and maps.residual is the integral's error. Accounts start from the "
-        f"output at the mean map, which is up to {abs(float(apart[largest])):.3g} away from the mean output, a "
+        f"Layers stand between {layer!r} and the output, which see "
+        f"{'all of it' if is_full else 'only its means'}: gradients are integrated through them, "
+        "and maps.residual is the integral's error. Accounts start from the output at the mean "
+        f"map, which is up to {abs(float(apart[largest])):.3g} away from the mean output, a "
         f"constant (output {largest})."
     )
     findings = [Finding("note", "integral", "", message)]
@@ -187,8 +195,8 @@ def _describe_layers_behind(feature_map: FeatureMap, account: Account) -> list[F
             "1 token" if feature_map.grid.prefix == 1 else f"{feature_map.grid.prefix} tokens"
         )
         message = (
-            f"{without_place} of {layer!r} have no place in the image; maps.class_token has their part. An earlier "
-            "layer= gives better maps and needs more forward passes."
+            f"{without_place} of {layer!r} have no place in the image; maps.class_token has their "
+            "part. An earlier layer= gives better maps and needs more forward passes."
         )
         findings.append(Finding("note", "class_token", "", message))
     return findings
@@ -197,7 +205,10 @@ def _describe_layers_behind(feature_map: FeatureMap, account: Account) -> list[F
 # How the one gradient of a picture is taken.
 _PICTURES: dict[Picture, str] = {
     "own_pass": "of the model's own pass with the scales of its normalisations held",
-    "attention": "of the model's own pass with the scales of its normalisations held, and what attention carries in it",
+    "attention": (
+        "of the model's own pass with the scales of its normalisations held, and what attention "
+        "carries in it"
+    ),
     "half_way": "half-way from the mean image",
 }
 
@@ -205,9 +216,10 @@ _PICTURES: dict[Picture, str] = {
 def _describe_picture(feature_map: FeatureMap) -> Finding:
     """That maps are pictures, and how to get numbers."""
     message = (
-        f"The model reads a class token, and maps are pictures of what enters at {feature_map.layer!r}: one gradient, "
-        f"{_PICTURES[feature_map.picture]}, shows where a class is, but does not add up. Pass points=8 for numbers "
-        "that add up, at about twenty times the cost."
+        "The model reads a class token, and maps are pictures of what enters at "
+        f"{feature_map.layer!r}: one gradient, {_PICTURES[feature_map.picture]}, shows where a "
+        "class is, but does not add up. Pass points=8 for numbers that add up, at about twenty "
+        "times the cost."
     )
     return Finding("note", "picture", "", message)
 
@@ -224,14 +236,17 @@ def _find_poor_images(feature_map: FeatureMap, *, dead: int, rows: int) -> list[
         findings.append(Finding("note", "dead", "", message))
     if rows < FEW_IMAGES:
         message = (
-            f"The reference is the mean of only {rows} {inputs}: what they have in common appears in no "
-            "map. Use more."
+            f"The reference is the mean of only {rows} {inputs}: what they have in common appears "
+            "in no map. Use more."
         )
         findings.append(Finding("note", "few_images", "", message))
     if max(feature_map.shape) < FEW_LOCATIONS:
         size = "×".join(map(str, feature_map.shape))
         whole = "×".join(map(str, feature_map.image_shape[1:]))
-        message = f"The map has only {size} locations for inputs of {whole}; larger inputs give finer maps."
+        message = (
+            f"The map has only {size} locations for inputs of {whole}; larger inputs give finer "
+            "maps."
+        )
         findings.append(Finding("note", "coarse", "", message))
 
     return findings

@@ -1,14 +1,15 @@
-"""One gradient of a model's own pass that shows where a class is: normalisations keep the scale they have.
+"""One gradient of a model's own pass that shows where a class is: normalisations keep their scale.
 
-A layer normalisation divides by the spread of what it is given, so that its ordinary gradient has no part along its
-input: a token that grows is scaled back. What every place brings shows where the divisor is held as it is in this
-image,
+A layer normalisation divides by the spread of what it is given, so that its ordinary gradient has
+no part along its input: a token that grows is scaled back. What every place brings shows where the
+divisor is held as it is in this image,
 
     y = w ⊙ (x − x̄) / σ + b,    ∂y of x with σ a constant,
 
-and then one gradient at the image itself is about as good a picture as one half-way from the mean image, which takes a
-further pass. The same gradient tells what attention carries to the token that is read (`attention_flow`): the first
-says what a place brings, the second where the model looks, and together they are ahead of either.
+and then one gradient at the image itself is about as good a picture as one half-way from the mean
+image, which takes a further pass. The same gradient tells what attention carries to the token that
+is read (`attention_flow`): the first says what a place brings, the second where the model looks,
+and together they are ahead of either.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _RMS_NORMS = (functional.rms_norm, torch.rms_norm)
 
 
 class HeldScales(TorchFunctionMode):
-    """Inside, layer and root-mean-square normalisations have the gradient of a constant scale; softmaxes are noted."""
+    """Inside, normalisations have the gradient of a constant scale, and softmaxes are noted.
+
+    This holds for layer and root-mean-square normalisations.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +109,10 @@ def _last_axes(normalized_shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Layer normalisation whose gradient in its input takes the spread for a constant; the weights have none."""
+    """Layer normalisation whose gradient in its input takes the spread for a constant.
+
+    Its weights have no gradient.
+    """
 
     @staticmethod
     def forward(

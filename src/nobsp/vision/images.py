@@ -1,4 +1,7 @@
-"""Tensors, arrays, loaders, iterables and Ray datasets as batches of images, signals, volumes or tokens."""
+"""Tensors, arrays, loaders, iterables and Ray datasets as batches for a model.
+
+They may hold images, signals, volumes or tokens.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ AT_ONCE = 512
 KEYS = ("pixel_values", "images", "image", "x", "inputs")
 # What of a tokenizer's output a model is given.
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
-SHAPES = "(n, channels, height, width), (n, channels, time), (n, channels, depth, height, width) or tokens (n, length)"
+SHAPES = (
+    "(n, channels, height, width), (n, channels, time), (n, channels, depth, height, width) or "
+    "tokens (n, length)"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +69,16 @@ class DatasetImages(RayRows):
 
 
 def read_images(run: Run, images: ImagesLike, *, batch_size: int) -> Images | DatasetImages:
-    """The images of a calibration, of which no process but one needs to have any; all have the same `first`."""
+    """The images of a calibration; all processes get the same `first`.
+
+    Only one of the processes needs to have any images.
+    """
     if isinstance(run, RayRun):
         if not is_ray(images):
             kind = type(images).__name__
             raise TypeError(
-                f"engine is RayCluster, but images is a {kind}; pass a ray.data.Dataset, or no engine."
+                f"engine is RayCluster, but images is a {kind}; pass a ray.data.Dataset, or no "
+                "engine."
             )
 
         batch = first_batch(images, PROBE_IMAGES, argument="images", batch_format="numpy")
@@ -81,8 +91,9 @@ def read_images(run: Run, images: ImagesLike, *, batch_size: int) -> Images | Da
 
     if is_ray(images):
         raise ValueError(
-            f"images is a Ray dataset, but the engine has {run.size} processes that read images themselves; call fit "
-            "in one process with engine=nobsp.RayCluster(), or pass each its share as an iterable of batches."
+            f"images is a Ray dataset, but the engine has {run.size} processes that read images "
+            "themselves; call fit in one process with engine=nobsp.RayCluster(), or pass each its "
+            "share as an iterable of batches."
         )
 
     try:
@@ -128,7 +139,7 @@ def images_of(
     argument: str = "images",
     image_shape: tuple[int, ...] | None = None,
 ) -> Images:
-    """Read images of any kind in batches; one whose shape is `image_shape` is a batch of its own."""
+    """Read images of any kind in batches; one of shape `image_shape` is a batch of its own."""
     size = check_batch_size(batch_size)
     images = _as_people_have_them(images, argument, image_shape, batch_size=size)
     keys = _keys(images)
@@ -161,8 +172,8 @@ def images_of(
         for number, batch in enumerate(batches()):
             if not same_inputs(_other_inputs(batch)[1], fixed):
                 raise ValueError(
-                    f"batch {number} of {argument} has other {sorted(fixed)} than the first; inputs beside the images "
-                    "must be the same for all of them."
+                    f"batch {number} of {argument} has other {sorted(fixed)} than the first; "
+                    "inputs beside the images must be the same for all of them."
                 )
             tensor = _batch(batch, argument, number)
             yield from _pieces(tensor, size, argument, seen)
@@ -182,7 +193,10 @@ def images_of(
 def _as_people_have_them(
     images: ImagesLike, argument: str, image_shape: tuple[int, ...] | None, *, batch_size: int
 ) -> Any:
-    """Single images and lists of them as one tensor, pictures and files as batches; anything else as it is."""
+    """Single images and lists of them as one tensor, pictures and files as batches.
+
+    Anything else stays as it is.
+    """
     if isinstance(images, Tensor | np.ndarray):
         if image_shape is not None:
             _refuse_channels_last(tuple(images.shape), image_shape, argument)
@@ -210,8 +224,8 @@ def _refuse_channels_last(
     if len(last) == 3 and shape[-3:] == last and last != tuple(image_shape):
         axes = "2, 0, 1" if len(shape) == 3 else "0, 3, 1, 2"
         raise ValueError(
-            f"{argument} has shape {shape}, with the channels last; pass {argument}.permute({axes}) of a tensor, "
-            f"{argument}.transpose({axes}) of an array."
+            f"{argument} has shape {shape}, with the channels last; pass "
+            f"{argument}.permute({axes}) of a tensor, {argument}.transpose({axes}) of an array."
         )
 
 
@@ -226,7 +240,7 @@ def _other_inputs(batch: Any) -> tuple[str, dict[str, Tensor]]:
 
 
 def _keys(batch: Any) -> tuple[str, ...]:
-    """Keywords of a tokenizer's output that are handed on; none where there are pixels to explain."""
+    """Keywords of a tokenizer's output that are handed on; none if there are pixels to explain."""
     if not isinstance(batch, Mapping) or TOKENS[0] not in batch or _other_inputs(batch)[0]:
         return ()
     return tuple(key for key in TOKENS if key in batch)
@@ -249,7 +263,8 @@ def _images_in(batch: Mapping[str, Any], argument: str) -> Any:
     entries = [batch[key] for key in KEYS if key in batch]
     if not entries:
         raise TypeError(
-            f"{argument} has {sorted(map(str, batch))}, none of which is one of {list(KEYS)}; rename one."
+            f"{argument} has {sorted(map(str, batch))}, none of which is one of {list(KEYS)}; "
+            "rename one."
         )
     return entries[0]
 
@@ -260,7 +275,8 @@ def _checked(batch: Any, argument: str) -> Tensor:
         batch = _tensor_of(batch, argument)
     if not isinstance(batch, Tensor):
         raise TypeError(
-            f"{argument} is a {type(batch).__name__}; expected a tensor (n, channels, height, width)."
+            f"{argument} is a {type(batch).__name__}; expected a tensor (n, channels, height, "
+            "width)."
         )
     whole = not batch.is_floating_point() and batch.dtype != torch.bool
     if batch.ndim not in ((2, 3, 4, 5) if whole else (3, 4, 5)):
@@ -269,8 +285,8 @@ def _checked(batch: Any, argument: str) -> Tensor:
         return batch.detach()
     if not batch.is_floating_point():
         hint = (
-            "convert to floating point and normalise the way the model was trained, e.g. images.float() / 255, or "
-            "images.float() where the model does that itself"
+            "convert to floating point and normalise the way the model was trained, e.g. "
+            "images.float() / 255, or images.float() where the model does that itself"
         )
         raise TypeError(f"{argument} is of {str(batch.dtype).removeprefix('torch.')}; {hint}.")
     return batch.detach()
@@ -293,19 +309,22 @@ def _pieces(batch: Tensor, size: int, argument: str, seen: int) -> Iterator[Tens
         if bad is not None:
             number = bad[0] + start + seen
             raise ValueError(
-                f"image {number} of {argument} has a value that is not finite; leave it out or repair it."
+                f"image {number} of {argument} has a value that is not finite; leave it out or "
+                "repair it."
             )
         yield piece
 
 
-# ---------------------------------------------------------------------- thumbnails, by which images are found again
+# ------------------------------------------------------ thumbnails, by which images are found again
 
 # Rows and columns of a thumbnail: fine enough to tell photographs apart, a kilobyte each.
 _THUMBNAIL_SIDE = 32
 
 
 def make_thumbnails(images: Tensor) -> Tensor | None:
-    """Grey copies of 32 × 32 pixels, each from its darkest to its brightest as 0 to 255; None for what is no image.
+    """Grey copies of 32 × 32 pixels, each from its darkest to its brightest as 0 to 255.
+
+    None for what is no image.
 
     >>> make_thumbnails(torch.rand(2, 3, 64, 48)).shape
     torch.Size([2, 32, 32])

@@ -1,4 +1,4 @@
-"""Class activation maps and what they say: evidence for and against a class, location by location."""
+"""Class activation maps and what they say: evidence for and against a class, by location."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ KINDS = ("contrast", "account", "positive", "negative", "signed")
 # What else there is of every image and target.
 PER_TARGET = ("contributions", "class_token", "target", "residual", "confidence")
 
-# Orange and blue: distinct for people who do not see red and green, and bright enough to shine on a dark picture.
+# Orange and blue: distinct for people who do not see red and green, and bright enough to shine on a
+# dark picture.
 FOR = "#e8590c"
 AGAINST = "#1f7fd1"
 # Above this share, what is unexplained is said wherever maps are printed.
@@ -34,39 +35,45 @@ NOTEWORTHY = 0.01
 # Maps that a notebook shows, and the grey they are drawn on.
 _SHOWN_MAPS = 8
 _PAPER = 0.93
-# How strong the colour is where a map is largest, and how bright red, green and blue look, as browsers count it.
+# How strong the colour is where a map is largest, and how bright red, green and blue look, as
+# browsers count it.
 OPACITY = 0.7
 LIGHT = (0.2126, 0.7152, 0.0722)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ActivationMaps(NamesFromElsewhere):
-    """Maps for a batch of images. With several targets per image, every array has an axis for them after the first.
+    """Maps for a batch of images.
+
+    With several targets per image, every array has an axis for them after the first.
 
     With F the map, z̄ the channels' calibration means and g_c the contribution of channel c:
 
     Attributes:
-        positive: Σ_c F_c(h, w) · max(g_c, 0), the paper's map: where the channels that speak for the class are active,
-            shape (n, h, w), as are the next four; (n, t) for signals and tokens, (n, d, h, w) for volumes. It can be
-            below zero where activations are (SiLU, GELU).
+        positive: Σ_c F_c(h, w) · max(g_c, 0), the paper's map: where the channels that speak for
+            the class are active, shape (n, h, w), as are the next four; (n, t) for signals and
+            tokens, (n, d, h, w) for volumes. It can be below zero where activations are (SiLU,
+            GELU).
         negative: Σ_c F_c(h, w) · max(−g_c, 0), where the channels that speak against it are active.
         signed: Their difference, Σ_c F_c(h, w) · g_c.
-        account: Evidence per location in logits: its mean over the locations, plus `class_token`, plus `residual`, is
-            the target's logit less `base_values`, to rounding in float64. Where the pooled map enters the head it is
-            Σ_c w_c (F_c(h, w) − z̄_c), with w the head's weights. With scale="probability" it is of the target's
-            probability p, and its mean is p less p at the calibration mean of the map.
-        contrast: The account less that of the other classes in proportion to their softmax, which tells classes apart
-            best; the account itself where `against` or a probability is asked for, classes exclude no other, or the
-            maps are pictures.
+        account: Evidence per location in logits: its mean over the locations, plus `class_token`,
+            plus `residual`, is the target's logit less `base_values`, to rounding in float64. Where
+            the pooled map enters the head it is Σ_c w_c (F_c(h, w) − z̄_c), with w the head's
+            weights. With scale="probability" it is of the target's probability p, and its mean is p
+            less p at the calibration mean of the map.
+        contrast: The account less that of the other classes in proportion to their softmax, which
+            tells classes apart best; the account itself where `against` or a probability is asked
+            for, classes exclude no other, or the maps are pictures.
         contributions: g_c, shape (n, channels).
-        class_token: Share of the account that belongs to tokens without a place in the image, or to a text's mask
-            (the output at the mean map depends on it), shape (n,).
+        class_token: Share of the account that belongs to tokens without a place in the image, or to
+            a text's mask (the output at the mean map depends on it), shape (n,).
         target: Class each map is about, shape (n,).
         logits: What the model says, shape (n, outputs).
         base_values: Logits at the calibration mean of the map, shape (outputs,).
-        mean_values: Mean logits over the calibration images; not `base_values` where layers follow that are not linear.
-        residual: What the account misses of what the model says, shape (n,): zero where the pooled map enters the head
-            and no other path led to the output.
+        mean_values: Mean logits over the calibration images; not `base_values` where layers follow
+            that are not linear.
+        residual: What the account misses of what the model says, shape (n,): zero where the pooled
+            map enters the head and no other path led to the output.
         confidence: The model's probability of the target, shape (n,).
         output_names: Names of the classes.
         layer: Where in the model the map is.
@@ -74,9 +81,11 @@ class ActivationMaps(NamesFromElsewhere):
         scale: "logit" or "probability".
         kind: Which map is shown where none is named.
         reference: What accounts start from, in words.
-        picture: Whether the maps show where a class is, from the first tokens of a transformer, without adding up;
-            account and contrast are then one map. `NObSPCam(model, points=8)` gives numbers that do.
-        passes: Forward passes per image that were run for these maps, those through the layers behind the map included.
+        picture: Whether the maps show where a class is, from the first tokens of a transformer,
+            without adding up; account and contrast are then one map. `NObSPCam(model, points=8)`
+            gives numbers that do.
+        passes: Forward passes per image that were run for these maps, those through the layers
+            behind the map included.
         gradients: Gradients per image that were taken for these maps.
     """
 
@@ -108,7 +117,7 @@ class ActivationMaps(NamesFromElsewhere):
         return len(self.positive)
 
     def __getitem__(self, rows: int | slice | Sequence[int] | AnyArray) -> ActivationMaps:
-        """The maps of some images, by position, slice, positions or mask; of one image a batch of one."""
+        """Maps of some images, by position, slice, positions or mask; of one, a batch of one."""
         if isinstance(rows, int | np.integer):
             if not -len(self) <= rows < len(self):
                 raise IndexError(f"image {rows} is out of range; there are {len(self)} images.")
@@ -119,7 +128,10 @@ class ActivationMaps(NamesFromElsewhere):
 
     @property
     def plot(self) -> Plots:
-        """Its plots: `maps.plot.cam_grid(images)`, `maps.plot.signal(signals)`, `maps.plot.words(words)`."""
+        """Plots such as `maps.plot.cam_grid(images)` and `maps.plot.words(words)`.
+
+        Signals have `maps.plot.signal(signals)`.
+        """
         return Plots(self, ("cam_grid", "signal", "words"))
 
     def __repr__(self) -> str:
@@ -127,8 +139,8 @@ class ActivationMaps(NamesFromElsewhere):
         names = list(dict.fromkeys(self.target_names.ravel().tolist()))
         target = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         return (
-            f"ActivationMaps({len(self)} images, {size} locations, layer={self.layer!r}, target={target!r}, "
-            f"against={self.against!r}, scale={self.scale!r}{self._warning()})"
+            f"ActivationMaps({len(self)} images, {size} locations, layer={self.layer!r}, "
+            f"target={target!r}, against={self.against!r}, scale={self.scale!r}{self._warning()})"
         )
 
     def _repr_html_(self) -> str:
@@ -142,7 +154,10 @@ class ActivationMaps(NamesFromElsewhere):
         )
 
     def _thumbnails(self) -> list[str]:
-        """The first maps as small pictures, orange for the class and blue against it; volumes by their middle."""
+        """The first maps as small pictures, orange for the class and blue against it.
+
+        Volumes are shown by their middle.
+        """
         names = self.target_names
         pictures = []
         for row in range(min(len(self), _SHOWN_MAPS)):
@@ -166,7 +181,10 @@ class ActivationMaps(NamesFromElsewhere):
 
     @property
     def share_without_place(self) -> Array:
-        """Size of `class_token` as a share of all that is accounted for, shape (n,): in no picture."""
+        """Size of `class_token` as a share of all that is accounted for, shape (n,).
+
+        This part is in no picture.
+        """
         located = np.abs(self.account.reshape(*self.target.shape, -1).mean(-1))
         token = np.abs(self.class_token)
         whole = located + token
@@ -187,7 +205,10 @@ class ActivationMaps(NamesFromElsewhere):
         return self.account.shape[self.target.ndim :]
 
     def caption(self, kind: str | None = None) -> str:
-        """What a map shows, in a few words; of that which is shown where none is named when `kind` is None."""
+        """What a map shows, in a few words.
+
+        When `kind` is None, this is the map that is shown where none is named.
+        """
         require_choice("kind", kind, (None, *KINDS))
         kind = kind or self.kind
         kind_of_map = "picture" if self.picture else "account"
@@ -219,7 +240,7 @@ class ActivationMaps(NamesFromElsewhere):
         return np.array(self.output_names, dtype=np.str_)[self.target]
 
     def resize(self, size: int | tuple[int, ...]) -> ActivationMaps:
-        """The same with every map interpolated linearly along each axis; sums belong to the original.
+        """The same with every map interpolated linearly along each axis; sums are the original's.
 
         Args:
             size: Height and width, or one number for all axes.
@@ -247,14 +268,15 @@ class ActivationMaps(NamesFromElsewhere):
         """Images with a map laid over them in colour, each map scaled by its own largest value.
 
         Args:
-            images: As many images as there are maps: (n, channels, height, width) or (n, height, width, channels), one
-                or three channels; integers are taken to run from 0 to 255. Or Pillow images, paths or a folder; of one
-                map, a single image.
-            kind: Which map; the account against the other classes by default. Evidence for the class is orange,
-                evidence against it blue.
+            images: As many images as there are maps: (n, channels, height, width) or (n, height,
+                width, channels), one or three channels; integers are taken to run from 0 to 255. Or
+                Pillow images, paths or a folder; of one map, a single image.
+            kind: Which map; the account against the other classes by default. Evidence for the
+                class is orange, evidence against it blue.
             opacity: How strong the colour is where the map is largest, 0 to 1.
-            mean: What was subtracted from each channel when the images were normalised, to undo it. Without, images
-                with values outside 0 to 1 are stretched to that range one by one, and their colours are not true.
+            mean: What was subtracted from each channel when the images were normalised, to undo it.
+                Without, images with values outside 0 to 1 are stretched to that range one by one,
+                and their colours are not true.
             std: What each channel was divided by.
 
         Returns:
@@ -286,7 +308,8 @@ def join(answers: Sequence[Answer], *, several: bool, **about: Any) -> Activatio
     shapes = {tuple(answer.positive.shape[2:]) for answer in answers}
     if len(shapes) > 1:
         raise ValueError(
-            f"the images have maps of different sizes {sorted(shapes)}; pass images of one size a call."
+            f"the images have maps of different sizes {sorted(shapes)}; pass images of one size a "
+            "call."
         )
     arrays: dict[str, Any] = {}
     for name in (field.name for field in fields(Answer)):
@@ -327,7 +350,10 @@ def _resized(maps: Array, size: tuple[int, ...]) -> Array:
 
 
 def colour_maps(maps: Array, *, kind: str) -> tuple[Array, Array]:
-    """Colours of maps (n, h, w), shape (n, h, w, 3), and how strongly to show them, 0 to 1, shape (n, h, w)."""
+    """Colours of maps (n, h, w), shape (n, h, w, 3), and how strongly to show them.
+
+    The strength is from 0 to 1, shape (n, h, w).
+    """
     shown = np.maximum(maps, 0.0) if kind in ("positive", "negative") else maps
     against = (shown < 0) | (kind == "negative")
     strength = np.abs(shown)
@@ -373,7 +399,8 @@ def _channels_last(array: AnyArray, count: int, argument: str) -> AnyArray:
         array = array[None]
     if array.ndim != 4 or len(array) != count:
         raise ValueError(
-            f"{argument} has shape {array.shape}; expected {count} images, (n, channels, height, width)."
+            f"{argument} has shape {array.shape}; expected {count} images, (n, channels, height, "
+            "width)."
         )
 
     if array.shape[1] in (1, 3) or array.shape[3] not in (1, 3):

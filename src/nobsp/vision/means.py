@@ -28,7 +28,7 @@ _UNITS_AT_ONCE = 1024
 
 @dataclass(eq=False)
 class MapMeans:
-    """Means of the units and of the logits: all that the head's own weights, or an integral, need."""
+    """Means of units and of logits: all that the head's own weights, or an integral, need."""
 
     units: Tensor  # means of the map's units, float64; zeros before the first image
     logits: Tensor  # means of the logits
@@ -122,14 +122,18 @@ class MapMeans:
 
 
 def _unexplained(feature_map: FeatureMap, missed: float, variation: float) -> float:
-    """What of the logits came from elsewhere than the map, as a share of how far they vary; an error where large."""
+    """How much of the logits came from elsewhere than the map, as a share of how far they vary.
+
+    Raises a ValueError where the share is large.
+    """
     if missed == 0.0:
         return 0.0
     share = math.sqrt(missed / max(variation, missed))
     if share > MOST_UNEXPLAINED:
         raise ValueError(
-            f"{share:.0%} of how far the outputs vary over these images does not come from {feature_map.layer!r}: "
-            "other paths lead to the output too. Choose a layer= through which everything passes, or wrap the model."
+            f"{share:.0%} of how far the outputs vary over these images does not come from "
+            f"{feature_map.layer!r}: other paths lead to the output too. Choose a layer= through "
+            "which everything passes, or wrap the model."
         )
     return share
 
@@ -137,7 +141,10 @@ def _unexplained(feature_map: FeatureMap, missed: float, variation: float) -> fl
 def _base_and_slopes(
     feature_map: FeatureMap, mean: Tensor, images: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Logits at the mean map; and, where the layers behind it give no gradient, their slopes by differences."""
+    """Logits at the mean map, and perhaps slopes of the layers behind it, by differences.
+
+    Slopes are given only where these layers give no gradient, and are None elsewhere.
+    """
     with feature_map.behind(images[:1]) as tail:
         start = mean[None].to(feature_map.device)
         with torch.enable_grad():
@@ -166,7 +173,10 @@ def _share_carried(account: Account, feature_map: FeatureMap, images: Tensor) ->
 
 
 def _slopes_by_differences(feature_map: FeatureMap, tail: Tail, start: Tensor) -> Tensor:
-    """Weights (units, outputs) of layers that are linear but for rounding, unit by unit on both sides of the mean."""
+    """Weights (units, outputs) of layers that are linear but for rounding.
+
+    They are measured unit by unit, on both sides of the mean.
+    """
     if feature_map.reach == "full":
         behind = f"the layers behind {feature_map.layer!r}"
         raise ValueError(
@@ -263,13 +273,19 @@ def start_calibration(
             logits=torch.zeros(feature_map.outputs, dtype=torch.float64),
         )
     if not feature_map.direct:
-        hint = 'its channels have no coefficients; leave coefficients="head", which integrates through them'
+        hint = (
+            'its channels have no coefficients; leave coefficients="head", which integrates '
+            "through them"
+        )
         raise ValueError(f"layers stand between {feature_map.layer!r} and the output: {hint}.")
     return ChannelMoments(Moments({CHANNELS: feature_map.units}))
 
 
 def with_outputs(moments: Moments, weight: Tensor) -> Moments:
-    """Moments of [z | W z] from those of z alone: the head is linear, so its outputs need not be gathered."""
+    """Moments of [z | W z] from those of z alone.
+
+    The head is linear, so its outputs need not be gathered.
+    """
     state = moments.state()
     gram = moments.products
     cross = gram @ weight.T

@@ -1,4 +1,4 @@
-"""A model that takes several inputs, or returns more than numbers, as one that maps a tensor to numbers."""
+"""A model of several inputs, or of more than numbers as output, as one from tensor to numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKED = "model."
 
 
 class OneTensorModel(nn.Module):
-    """Runs a model on one tensor: images, signals, or tokens by keywords as (n, keywords, tokens)."""
+    """Runs a model on one tensor: images, signals, or tokens (n, keywords, tokens) by keyword."""
 
     def __init__(
         self,
@@ -60,13 +60,14 @@ class OneTensorModel(nn.Module):
             numbers = self.output(result)
         except (TypeError, ValueError, LookupError, AttributeError) as failure:
             raise ValueError(
-                f"output, or a function as target, fails on what the model returns, {type(result).__name__} "
-                f"({type(failure).__name__}: {failure})."
+                "output, or a function as target, fails on what the model returns, "
+                f"{type(result).__name__} ({type(failure).__name__}: {failure})."
             ) from failure
         if not isinstance(numbers, Tensor) or numbers.ndim not in (1, 2) or len(numbers) != rows:
             shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
             raise ValueError(
-                f"output must make a tensor (n,) or (n, k) of the model's result for n={rows} images, found {shape}."
+                f"output must make a tensor (n,) or (n, k) of the model's result for n={rows} "
+                f"images, found {shape}."
             )
         return numbers.reshape(rows, -1)
 

@@ -1,4 +1,7 @@
-"""Pictures as people have them: Pillow images, paths, folders and lists of arrays, as one tensor."""
+"""Pictures as people have them, as one tensor.
+
+These are Pillow images, paths, folders and lists of arrays.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-# Formats that files are read as, whatever they are called: Pillow would hand PostScript to another program.
+# Formats that files are read as, whatever they are called: Pillow would hand PostScript to another
+# program.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 # Grey pictures whose values go beyond eight bits.
@@ -45,7 +49,10 @@ def picture_files(folder: Any, argument: str) -> list[Path]:
 
 
 def pictures_in(images: Any, argument: str) -> list[Any] | None:
-    """The pictures and paths that were passed, a folder's files in its place; None where it is something else."""
+    """The pictures and paths that were passed; None where it is something else.
+
+    In place of a folder there are its files.
+    """
     listed = [images] if is_picture(images) or is_path(images) else images
     if not isinstance(listed, list | tuple) or not listed:
         return None
@@ -94,7 +101,7 @@ def channels_of(pictures: Sequence[Any], argument: str) -> int:
 
 
 def read_pictures(pictures: Sequence[Any], argument: str, *, channels: int | None) -> Tensor:
-    """Pictures and paths as (n, channels, height, width) from 0 to 1, without any other preparation."""
+    """Pictures and paths as (n, channels, height, width), from 0 to 1, not prepared otherwise."""
     return stack_images([_pixels(picture, argument, channels) for picture in pictures], argument)
 
 
@@ -150,7 +157,10 @@ def _pixels(picture: Any, argument: str, channels: int | None) -> Tensor:
 
 
 def _deep_pixels(picture: Any, argument: str) -> NDArray[np.float32]:
-    """Grey of more than eight bits from 0 to 1, by its mode's own range: Pillow would cut it off at 255."""
+    """Grey pixels of more than eight bits, from 0 to 1, by the range of the picture's mode.
+
+    Pillow would cut them off at 255.
+    """
     values = np.asarray(picture)
     if values.size == 0:
         raise ValueError(f"{argument} has a picture of size {picture.size}, without pixels.")
@@ -164,7 +174,8 @@ def _deep_pixels(picture: Any, argument: str) -> NDArray[np.float32]:
         return values.astype(np.float32)
 
     if picture.mode == "I":
-        # Sixteen bits are often kept so. Small values may be eight bits or a dark picture of sixteen.
+        # Sixteen bits are often kept so. Small values may be eight bits or a dark picture of
+        # sixteen.
         if low < 0 or high > _SIXTEEN_BITS:
             raise ValueError(
                 f"{holds}, and its range is not known; divide by it and pass floats from 0 to 1."

@@ -26,9 +26,12 @@ _MOST = 300.0
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Removal:
-    """In which order locations have to go for a class to go fastest, and what is left of its probability.
+    """The order in which locations have to go for a class to go fastest, and what is left of it.
 
-    The head is linear in the pooled map, so every step is exact, and no further pass through the network is needed.
+    What is left is told by the probability of the class.
+
+    The head is linear in the pooled map, so every step is exact, and no further pass through the
+    network is needed.
     """
 
     order: NDArray[np.int64]  # per location its step, 1 for the first to go, shape (n, *locations)
@@ -41,7 +44,7 @@ class Removal:
 
     @property
     def importance(self) -> Array:
-        """The order as a map: from 1 where a location is the first to go down to 1 / locations for the last."""
+        """The order as a map: 1 for the first location to go, 1 / locations for the last."""
         locations = self.probability.shape[1] - 1
         return np.asarray((locations + 1 - self.order) / locations)
 
@@ -69,7 +72,10 @@ class Removal:
 def remove_locations(
     feature_map: FeatureMap, seen: ForwardPass, target: Tensor, *, sigmoid: bool
 ) -> tuple[Tensor, Tensor]:
-    """Steps at which locations go, shape (n, *locations), and the target's probability; see `remove_one_by_one`."""
+    """Steps at which locations go, shape (n, *locations), and the target's probability.
+
+    See `remove_one_by_one`.
+    """
     assert feature_map.head is not None
     weight = feature_map.head.weight.to(seen.maps.device)
     locations = seen.maps[0, 0].numel()
@@ -92,11 +98,12 @@ def remove_locations(
 def remove_one_by_one(
     logits: Tensor, evidence: Tensor, target: Tensor, *, sigmoid: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Steps at which locations go, and the target's probability from before the first step to after the last.
+    """Steps at which locations go, and the target's probability before the first and after each.
 
     With e_k(l) what location l brings to the logit ℓ_k, the odds against the target c without l are
         Σ_{k≠c} exp(ℓ_k − ℓ_c) · exp(e_c(l) − e_k(l)),
-    one product for all locations. The location that makes them largest goes, and ℓ changes by what it brought.
+    one product for all locations. The location that makes them largest goes, and ℓ changes by what
+    it brought.
     """
     rows = torch.arange(len(logits), device=logits.device)
     own = logits[rows, target]
@@ -126,11 +133,16 @@ def remove_one_by_one(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ThoroughMaps:
-    """Where a class is, by what regions bring and by what is lost without them; see `NObSPCam.thorough`."""
+    """Where a class is, by what regions bring and by what is lost without them.
 
-    thorough: Array  # account and removal, each standardised over the image's regions, added up, shape (n, *regions)
+    See `NObSPCam.thorough`.
+    """
+
+    # account and removal, each standardised over the image's regions, added up, shape (n, *regions)
+    thorough: Array
     account: Array  # the account of the logit, averaged over each region
-    removal: Array  # by how much the target's log-odds fall without the region; 0 for regions that were not tried
+    # by how much the target's log-odds fall without the region; 0 for regions that were not tried
+    removal: Array
     passes: int  # forward passes an image took
     target: NDArray[np.int64]  # class each image was asked about, shape (n,)
     output_names: tuple[str, ...]  # names of the classes
@@ -140,7 +152,10 @@ class ThoroughMaps:
 
     def __repr__(self) -> str:
         size = "×".join(map(str, self.thorough.shape[1:]))
-        return f"ThoroughMaps({len(self)} images, {size} regions, {self.passes} forward passes an image)"
+        return (
+            f"ThoroughMaps({len(self)} images, {size} regions, {self.passes} forward passes an "
+            "image)"
+        )
 
     def overlay(
         self,
@@ -163,10 +178,12 @@ def lose_regions(
     size: int,
     sigmoid: bool,
 ) -> Tensor:
-    """By how much log-odds fall without each of the regions to try (n, tries); 0 for others, shape (n, regions).
+    """By how much log-odds fall without each of the `tried` regions, shape (n, regions).
 
-    A region becomes what the image is there when blurred to one value a region, so that its surroundings go on. `size`
-    are images of one pass.
+    `tried` has shape (n, tries); regions that are not tried have 0.
+
+    A region becomes what the image is there when blurred to one value a region, so that its
+    surroundings go on. `size` are images of one pass.
     """
     images = seen.images
     space = images.shape[2:]

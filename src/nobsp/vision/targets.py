@@ -1,4 +1,4 @@
-"""Which class an image is about, on what scale and against what: targets in all the ways people give them."""
+"""Which class an image is about, on what scale and against what, however people give targets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Question:
     """For each image, classes to account for, and what is subtracted from each."""
 
     target: Tensor  # class numbers, shape (n, targets)
-    classes: Tensor  # weights of the logits in what is accounted for: 1 for the target, shape (n, targets, outputs)
+    # weights of the logits in what is accounted for: 1 for the target, shape (n, targets, outputs)
+    classes: Tensor
     base: Tensor  # logits at the calibration mean, shape (outputs,)
     whole: Tensor  # what there is to account for
     confidence: Tensor  # probabilities of the targets, shape (n, targets)
@@ -41,7 +42,10 @@ class Question:
         )
 
     def gradient(self, classes: Tensor, logits: Tensor) -> Tensor:
-        """Gradient in logits, where these are, of what is accounted for; `classes` are some of the own ones."""
+        """Gradient of what is accounted for in the logits, at these logits.
+
+        `classes` are some of the question's own.
+        """
         if not self.probability:
             return classes
         chances = chances_of(logits, sigmoid=self.sigmoid)
@@ -50,18 +54,24 @@ class Question:
         )
 
     def columns(self, matrix: Tensor, logits: Tensor) -> Tensor:
-        """Columns per class (units, outputs) as those of what is accounted for, (n, targets, units)."""
+        """Columns per class, turned into columns of what is accounted for.
+
+        From shape (units, outputs) to shape (n, targets, units).
+        """
         return (self.mean_gradient(logits) if self.probability else self.classes) @ matrix.T
 
     def mean_gradient(self, logits: Tensor) -> Tensor:
-        """Mean gradient of probabilities on the straight way from the base to logits, shape (n, targets, outputs).
+        """Mean gradient of probabilities on the straight way from the base to the logits.
 
-        v_k = ∫₀¹ p_c (δ_ck − p_k) dt for a softmax, ∫₀¹ p_c (1 − p_c) dt for the target alone with a sigmoid, so that
-        Σ_k v_k (logits_k − base_k) is the change of the probability p_c.
+        Shape (n, targets, outputs).
+
+        v_k = ∫₀¹ p_c (δ_ck − p_k) dt for a softmax, ∫₀¹ p_c (1 − p_c) dt for the target alone with
+        a sigmoid, so that Σ_k v_k (logits_k − base_k) is the change of the probability p_c.
         """
         change = logits - self.base
-        # The integrand is analytic up to a distance of π over the change of a difference of logits, so Gauss and
-        # Legendre's rule has an error of exp(−2 n asinh(2π / change)): below rounding with so many nodes.
+        # The integrand is analytic up to a distance of π over the change of a difference of logits,
+        # so Gauss and Legendre's rule has an error of exp(−2 n asinh(2π / change)): below rounding
+        # with so many nodes.
         reach = float(
             (change.abs().amax(1) if self.sigmoid else change.amax(1) - change.amin(1)).max()
         )
@@ -74,29 +84,39 @@ class Question:
         return mean
 
     def change(self, start: Tensor, stop: Tensor) -> Tensor:
-        """How far what is accounted for goes from one set of logits (n, outputs) to another, shape (n, targets)."""
+        """The change of what is accounted for from one set of logits to another.
+
+        Logits have shape (n, outputs), the change has shape (n, targets).
+        """
         if self.probability:
             before, after = (chances_of(logits, sigmoid=self.sigmoid) for logits in (start, stop))
             return (after - before).gather(1, self.target)
         return torch.einsum("ntq,nq->nt", self.classes, stop - start)
 
     def size(self, logits: Tensor) -> Tensor:
-        """How large what is accounted for is, or would usually be, shape (n, targets): an error is measured by it."""
+        """How large what is accounted for is, or would usually be, shape (n, targets).
+
+        An error is measured by it.
+        """
         if self.probability:
             return self.whole.abs().clamp_min(0.01)
         usual = (logits - self.base).square().mean(1, keepdim=True).sqrt()
         return torch.maximum(self.whole.abs(), usual)
 
     def half_way(self, logits: Tensor) -> Question:
-        """The same of each target's log-probability, by its gradient half-way from the base to these logits.
+        """The same for each target's log-probability, by its gradient half-way from base to logits.
 
-        Where a class is sure, the gradient at the image itself says next to nothing about its rivals.
+        Where a class is sure, the gradient at the image itself says next to nothing about its
+        rivals.
         """
         rivals = chances_of((logits + self.base) / 2, sigmoid=self.sigmoid)
         return replace(self, classes=self.classes - rivals[:, None])
 
     def with_contrast(self, logits: Tensor) -> Question:
-        """The same twice: as it is, and each target against the other classes in proportion to their softmax."""
+        """The same twice: as it is, and each target against the other classes.
+
+        The other classes count in proportion to their softmax.
+        """
         others = replace(self, classes=_own(logits, self.target) - _others(logits, self.target))
         return replace(
             self,
@@ -110,7 +130,8 @@ class Question:
 class Targets:
     """Targets for a stream of images."""
 
-    given: Any  # one for all images, one for each, or several for each; None for what each image is taken for
+    # one for all images, one for each, or several for each; None for what each image is taken for
+    given: Any
     rival: Against  # what they are compared with; a class by its number
     outputs: int  # how many classes there are
     names: Sequence[str]  # their names
@@ -122,7 +143,8 @@ class Targets:
         require_choice("scale", self.scale, ("logit", "probability"))
         if self.scale == "probability" and against is not None:
             raise ValueError(
-                f'scale="probability" has all other classes in it already; leave against={against!r} out.'
+                'scale="probability" has all other classes in it already; leave '
+                f"against={against!r} out."
             )
         known = isinstance(against, str) and against in ("runner-up", "others", "mean")
         if known and self.outputs < 2:
@@ -131,7 +153,8 @@ class Targets:
             )
         if known and against == "others" and self.sigmoid:
             raise ValueError(
-                'against="others" is for a softmax, but these classes have a sigmoid each; use "mean".'
+                'against="others" is for a softmax, but these classes have a sigmoid each; use '
+                '"mean".'
             )
         self.rival = against if against is None or known else self._class(against, "against")
         self.given = None if self.given is None else self._classes(self.given)
@@ -149,7 +172,7 @@ class Targets:
             )
 
     def choose(self, logits: Tensor, start: int) -> Tensor:
-        """Targets (n, targets) of the images whose logits these are, the first of them number `start`."""
+        """Targets (n, targets) of the images with these logits; `start` numbers the first image."""
         count = len(logits)
         if self.given is None:
             return logits.argmax(1, keepdim=True)
@@ -163,7 +186,10 @@ class Targets:
         return target[start : start + count].reshape(count, -1)
 
     def question(self, target: Tensor, logits: Tensor, base: Tensor) -> Question:
-        """The question about targets (n, targets) of images with these logits; it has a weight for every output."""
+        """The question about targets (n, targets) of images with these logits.
+
+        It has a weight for every output.
+        """
         base = base.to(logits)
         confidence = chances_of(logits, sigmoid=self.sigmoid).gather(1, target)
         classes = _own(logits, target)
@@ -187,7 +213,10 @@ class Targets:
 
     @property
     def has_contrast(self) -> bool:
-        """Whether the other classes can be compared with: they exclude each other, and no other rival was named."""
+        """Whether the other classes can be compared with.
+
+        They can where classes exclude each other and no other rival was named.
+        """
         return (
             self.rival is None and self.scale == "logit" and not self.sigmoid and self.outputs > 1
         )
@@ -197,7 +226,8 @@ class Targets:
         if isinstance(self.rival, int):
             if bool((target == self.rival).any()):
                 raise ValueError(
-                    f"against and target are both {self.against!r} for an image; name another class."
+                    f"against and target are both {self.against!r} for an image; name another "
+                    "class."
                 )
             return _own(logits, torch.full_like(target, self.rival))
         if self.rival == "mean":
@@ -233,7 +263,8 @@ class Targets:
             ) from ragged
         if array.ndim > 2 or array.size == 0:
             raise ValueError(
-                f"target has shape {array.shape}; pass one class, one per image (n,), or several (n, k)."
+                f"target has shape {array.shape}; pass one class, one per image (n,), or several "
+                "(n, k)."
             )
         numbers = np.vectorize(lambda label: self._class(label, "target"), otypes=[np.int64])(array)
         return torch.as_tensor(numbers)

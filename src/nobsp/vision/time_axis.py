@@ -31,13 +31,17 @@ class TimeAxis:
             self.steps.add(sequence.shape[1])
             self._remember(self.recurrent, sequence)
         elif isinstance(part, nn.Conv1d):
-            # A kernel of one step walks along no axis; it treats the second one as channels all the same.
+            # A kernel of one step walks along no axis; it treats the second one as channels all the
+            # same.
             self._remember(self.recurrent, passing.mT)
         elif isinstance(part, _ALONG_SECOND_AXIS):
             self._remember(self.pointwise, passing)
 
     def layout_of(self, tensor: Tensor) -> Literal["first", "tokens"] | None:
-        """Whether (n, a, b) is "tokens", (n, time, channels), or has its channels "first"; None where not known."""
+        """Whether (n, a, b) is "tokens", (n, time, channels), or has its channels "first".
+
+        None where that is not known.
+        """
         for sequences in (self.recurrent, self.pointwise):
             if any(_equal(tensor, sequence) for sequence in sequences):
                 return "tokens"

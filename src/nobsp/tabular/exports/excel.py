@@ -1,7 +1,8 @@
 """Functions as a workbook: tables to look up in, and formulas that predict row by row.
 
-The sheet "Predict" has a line for every row: the columns to fill in, then the prediction and every contribution. The
-sheet "Places" finds where each value lies, and "Tables" holds knots, levels and values.
+The sheet "Predict" has a line for every row: the columns to fill in, then the prediction and every
+contribution. The sheet "Places" finds where each value lies, and "Tables" holds knots, levels and
+values.
 """
 
 from __future__ import annotations
@@ -194,7 +195,10 @@ class _Writer:
         return self._name(row, self.layout.used.index(column) + 1, sheet="Predict")
 
     def _write_number(self, row: int, first: int, position: int, place: NumberPlace) -> None:
-        """The node before a number, the one behind it, and how far it is along; #N/A where it has no place."""
+        """The nodes before and behind a number, and how far it is between them.
+
+        They are #N/A where the number has no place.
+        """
         cell = self._cell(row, place.column)
         knots = self.ranges["knots", position]
         widths = self.ranges["per width", position]
@@ -215,12 +219,12 @@ class _Writer:
 
     def _level(self, row: int, position: int, place: LevelPlace) -> str:
         """The position of a level, from one; #N/A for one that was not seen."""
+        absent = "NA()" if place.missing is None else str(place.missing + 1)
         if place.names is not None:
             cell = self._cell(row, place.columns[0])
             levels = self.ranges["levels", position]
             # MATCH alone would not tell capitals apart, and would take * and ? for any letters.
             found = f'MATCH(TRUE,INDEX(EXACT({levels},{cell}&""),0),0)'
-            absent = "NA()" if place.missing is None else str(place.missing + 1)
             return f"IF(ISBLANK({cell}),{absent},{found})"
         products = []
         for k, column in enumerate(place.columns):
@@ -231,10 +235,12 @@ class _Writer:
             f"OR(ISNUMBER({self._cell(row, column)}),ISLOGICAL({self._cell(row, column)}))"
             for column in place.columns
         )
-        return f"IF(AND({known}),MATCH(1,INDEX({'*'.join(products)}*1,0),0),NA())"
+        if place.missing is not None:
+            absent = f"IF(ISBLANK({self._cell(row, place.columns[0])}),{absent},NA())"
+        return f"IF(AND({known}),MATCH(1,INDEX({'*'.join(products)}*1,0),0),{absent})"
 
     def _term(self, row: int, number: int, term: TermLayout, output: int) -> str:
-        """A contribution: the nodes around the row, each by its weight; zero where it has no place."""
+        """A contribution: the nodes around the row by their weights; zero without a place."""
         table = self.ranges[f"values {output}", number]
         corners: list[tuple[list[str], list[str]]] = [([], [])]
         for position, stride in zip(term.places, term.strides(), strict=True):

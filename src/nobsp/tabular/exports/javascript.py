@@ -1,4 +1,4 @@
-"""Functions as a JavaScript module without dependencies, with the lines that pages read tables by."""
+"""Functions as a JavaScript module without dependencies; its code reads tables as pages do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from nobsp.tabular.lookup import Level
 
 
 def write_javascript(layout: Layout) -> str:
-    """An ES module that exports predict, probabilities, sums and contributions of a row {column: value}."""
+    """An ES module that exports predict, probabilities, sums and contributions.
+
+    Each is for a row {column: value}.
+    """
     folder = resources.files("nobsp.tabular.exports")
     reading = (folder / "reading.js").read_text(encoding="utf-8")
     module = (folder / "module.js").read_text(encoding="utf-8")

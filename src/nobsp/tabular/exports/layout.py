@@ -1,4 +1,7 @@
-"""What all exports are made of: the axes that tables stand on, each once, and the terms that read them."""
+"""What all exports are made of: the axes that tables stand on, and the terms that read them.
+
+Each axis is there once.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class LevelPlace:
     columns: tuple[int, ...]
     names: tuple[Level, ...] | None  # of one column of names; None for numbers
     numbers: FloatArray | None  # (levels, columns); None for names
-    missing: int | None = None  # position of the level that missing names have
+    missing: int | None = None  # position of the level that missing values have
 
     @property
     def size(self) -> int:
@@ -142,7 +145,8 @@ def _place_of(axis: NumberAxis | LevelAxis, *, held: bool) -> tuple[object, Plac
         number = NumberPlace(axis.column, axis.knots, axis.missing, held)
         return (axis.column, axis.knots.tobytes(), axis.missing, held), number
     if not isinstance(axis.levels, tuple):
-        return axis.columns, LevelPlace(axis.columns, None, np.asarray(axis.levels))
+        numbers = np.asarray(axis.levels)
+        return axis.columns, LevelPlace(axis.columns, None, numbers, axis.missing)
 
     return axis.columns, LevelPlace(axis.columns, axis.levels, None, axis.missing)
 
@@ -150,7 +154,10 @@ def _place_of(axis: NumberAxis | LevelAxis, *, held: bool) -> tuple[object, Plac
 def read_inputs(
     functions: Functions, layout: Layout, X: TableLike, *, argument: str
 ) -> tuple[dict[int, AnyArray], int]:
-    """The caller's columns and the number of rows; an error where a column of numbers holds something else."""
+    """The caller's columns and the number of rows.
+
+    Raises a TypeError where a column of numbers holds something else.
+    """
     columns, n_rows = read_columns(functions, X)
     for column in layout.used:
         if column not in layout.texts:
@@ -159,7 +166,10 @@ def read_inputs(
 
 
 def cells_of(functions: Functions, layout: Layout, X: TableLike) -> list[list[Any]]:
-    """The columns that are read, row by row, as plain Python values; None for what is missing or infinite."""
+    """The columns that are read, row by row, as plain Python values.
+
+    None for what is missing or infinite.
+    """
     columns, n_rows = read_inputs(functions, layout, X, argument="X")
     by_column = []
     for column in layout.used:
@@ -171,7 +181,9 @@ def cells_of(functions: Functions, layout: Layout, X: TableLike) -> list[list[An
 
 
 def texts_of_levels(place: LevelPlace, *, column: str, flags: Sequence[str]) -> list[list[str]]:
-    """Per level the texts that stand for it where a column holds text only; `flags` are false and true.
+    """Per level the texts that stand for it where a column holds only text.
+
+    `flags` are the texts for false and true.
 
     Raises:
         ValueError: If two levels read the same.

@@ -26,6 +26,7 @@ function levelOf(place, number, row) {
     return known ?? (cell === 1 || cell === 0 ? names[number].get(Boolean(cell)) : undefined) ?? -1;
   }
   const numbers = cells.map((cell, k) => numberOf(cell, place.columns[k]));
+  if (numbers.length === 1 && Number.isNaN(numbers[0])) return place.missing ?? -1;
   return place.numbers.findIndex((level) => level.every((value, k) => value === numbers[k]));
 }
 

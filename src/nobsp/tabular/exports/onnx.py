@@ -1,7 +1,8 @@
 """Functions as an ONNX model of standard operators.
 
-All numbers are looked up together: one search by halving finds the segments of every number on every axis, and terms
-with the same kinds of axes are read in one step, however many they are. Arithmetic is double precision throughout.
+All numbers are looked up together: one search by halving finds the segments of every number on
+every axis, and terms with the same kinds of axes are read in one step, however many they are.
+Arithmetic is double precision throughout.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def onnx_inputs(
 
 
 def missing_markers(layout: Layout) -> dict[int, str]:
-    """Per column of names the text that stands for a missing one: empty, or one that is no level."""
+    """Per column of names the text for a missing one: empty, or a text that is no level."""
     markers = {}
     for place in layout.places:
         if isinstance(place, LevelPlace) and place.names is not None:
@@ -244,7 +245,7 @@ class _Graph:
         numeric: Sequence[int],
         axes: Sequence[tuple[int, NumberPlace]],
     ) -> None:
-        """The segments of all numbers on all of their axes, by halving, and how far along them they are."""
+        """The segments of all numbers on all their axes, by halving, and how far along they are."""
         on_axes = [place for _, place in axes]
         picked = self.pick(numbers, [numeric.index(place.column) for place in on_axes])
         magnitude = self.add("Abs", picked)
@@ -255,7 +256,8 @@ class _Graph:
         segment = self._segments(x, knots)
         way = self._along(x, segment, knots)
 
-        # A missing number is at a node of its own where its axis has one, else at the first, and unknown.
+        # A missing number is at a node of its own where its axis has one, else at the first, and
+        # unknown.
         has_node = [[place.missing for place in on_axes]]
         node = [[len(place.knots) if place.missing else 0 for place in on_axes]]
         before = self.add("Where", is_finite, segment, self.whole(node))
@@ -284,7 +286,10 @@ class _Graph:
         return segment
 
     def _along(self, x: str, segment: str, knots: _KnotRows) -> str:
-        """How far each number is along its segment: 0 at its start, 1 at its end; grids are held at their edges."""
+        """How far each number is along its segment: 0 at its start, 1 at its end.
+
+        Grids are held at their edges.
+        """
         first_segments = knots.starts_of_rows(knots.length + 1)
         at = self.add("Add", segment, self.whole(first_segments))
         start = self.add("Gather", self.constant(knots.starts.ravel()), at, axis=0)
@@ -347,6 +352,10 @@ class _Graph:
         level_of = self.add("ArgMax", is_level, axis=1, keepdims=1)
         largest = self.add("ReduceMax", is_level, axes=[1], keepdims=1)
         known = self.add("Greater", largest, self.constant(0.5, np.float32))
+        if place.missing is not None:
+            is_absent = self.add("IsNaN", picked)
+            level_of = self.add("Where", is_absent, self.whole(place.missing), level_of)
+            known = self.add("Or", known, is_absent)
         self._add_levels(places, position, level_of, known)
 
     def _add_levels(self, places: _Places, position: int, level_of: str, known: str) -> None:
@@ -578,7 +587,10 @@ class _KnotRows:
 
 @dataclass(eq=False)
 class _Places:
-    """Names of matrices (rows, places): nodes before and behind each row, the way between them, whether it is known."""
+    """Names of matrices (rows, places) that say where each row is between its nodes.
+
+    They are the nodes before and behind it, the way between these, and whether it is known.
+    """
 
     positions: list[int] = field(default_factory=list)
     before: list[str] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """Functions as one SELECT: for DuckDB, PostgreSQL and SQLite.
 
-Every column is read once, then the segment of every number and the position of every level, then the nodes around each
-row; a term is linear between them. Values stand in constant arrays. No step is merged into the next one, which would
-write long expressions out again and again.
+Every column is read once, then the segment of every number and the position of every level, then
+the nodes around each row; a term is linear between them. Values stand in constant arrays. No step
+is merged into the next one, which would write long expressions out again and again.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Postgres(Dialect):
         return "E" + quoted.replace("\\", "\\\\") if "\\" in value else quoted
 
     def as_number(self, column: str) -> str:
-        """A column as double precision, by its text: booleans cannot be cast to numbers otherwise."""
+        """A column as double precision, by way of text: booleans cannot be cast otherwise."""
         as_text = f"{column}::text"
         digits = f"CASE {as_text} WHEN 'true' THEN '1' WHEN 'false' THEN '0' ELSE {as_text} END"
         return f"({digits})::double precision"
@@ -196,7 +196,10 @@ class SQLite(Dialect):
         return super().text(value)
 
     def number(self, value: float) -> str:
-        """A number that is read back exactly: SQLite rounds long decimals, but not fractions of powers of two."""
+        """A number that is read back exactly.
+
+        SQLite rounds long decimals, but not fractions of powers of two.
+        """
         short = super().number(value)
         digits = short.partition("e")[0].replace("-", "").replace(".", "").rstrip("0")
         exponent = int(short.partition("e")[2])
@@ -277,7 +280,8 @@ def write_sql(
     n_columns = len(layout.terms) * len(layout.outputs) + len(keep)
     if contributions and n_columns > _MOST_COLUMNS:
         raise ValueError(
-            f"a result of {n_columns:,} columns is too wide for a database; pass contributions=False."
+            f"a result of {n_columns:,} columns is too wide for a database; pass "
+            "contributions=False."
         )
     writer = _Writer(layout, DIALECTS[dialect], tuple(keep), contributions)
     return writer.statement(table)
@@ -399,6 +403,8 @@ class _Writer:
         """The position of numbers among levels."""
         assert place.numbers is not None
         cases = []
+        if place.missing is not None:
+            cases.append(f"WHEN c{place.columns[0]} IS NULL THEN {place.missing}")
         for level, numbers in enumerate(place.numbers):
             equal = [
                 f"c{column} = {self.dialect.number(float(number))}"
@@ -427,7 +433,7 @@ class _Writer:
         return self._select(parts or ["1 AS nothing"], "nobsp_segments")
 
     def _way(self, position: int, place: NumberPlace) -> str:
-        """How far a number is along its segment, from 0 to 1; beyond the ends where it is not held."""
+        """How far a number is along its segment, from 0 to 1, or beyond where it is not held."""
         start = self.dialect.element(place.knots, f"s{position}")
         per_width = self.dialect.element(place.per_width, f"s{position}")
         way = f"(c{place.column} - {start}) * {per_width}"
@@ -438,7 +444,7 @@ class _Writer:
         return f"CASE WHEN s{position} IS NOT NULL THEN {bounded} END"
 
     def _terms(self) -> str:
-        """Every contribution; zero where a level was not seen, or a number without a node is missing."""
+        """Every contribution; zero for an unseen level, or a missing number without a node."""
         parts = []
         for number, term in enumerate(self.layout.terms):
             for output in range(len(self.layout.outputs)):
@@ -640,7 +646,7 @@ class _Writer:
 
 
 def _add_up(parts: Sequence[str]) -> str:
-    """A sum in brackets that are nested as little as possible: databases limit how deep they are."""
+    """A sum in brackets nested as little as possible, because databases limit their depth."""
     if len(parts) == 1:
         return parts[0]
     middle = len(parts) // 2

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nobsp.network.inputs import (
+from nobsp.network.columns import (
     Features,
     Summary,
     isolated,

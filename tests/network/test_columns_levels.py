@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nobsp.network.inputs import MOST_CODES, MOST_LEVELS, LevelCounts, among, distinct
+from nobsp.network.columns import MOST_CODES, MOST_LEVELS, LevelCounts, among, distinct
 
 
 @given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 4), st.integers(0, 100))

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.architectures import torchvision_models
 from nobsp import NObSP
-from tests.tolerances import SINGLE, assert_same_to_rounding
+from tests.tolerances import CONTRIBUTIONS, SINGLE, assert_same_to_rounding
 
 torch.manual_seed(0)
 NUMBERS = torch.randn(300, 3)
@@ -77,6 +77,31 @@ def test_several_inputs_in_every_form(kind: str, tmp_path: Path) -> None:
     assert_same_to_rounding(
         NObSP.load(tmp_path / "two.safetensors", model)(rows).values, explanation.values
     )
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_several_inputs_may_be_frames_whose_columns_name_the_features(
+    library: str, tmp_path: Path
+) -> None:
+    frames = pytest.importorskip(library, reason=f"{library} is not installed")
+    torch.manual_seed(1)
+    model = TwoInputs()
+    numbers = frames.DataFrame(dict(zip("abc", NUMBERS.T.numpy(), strict=True)))
+    codes = frames.DataFrame(dict(zip(("town", "x_num"), CODES.T.numpy(), strict=True)))
+
+    explainer = NObSP(model).fit((numbers, codes))
+    explanation = check(explainer, (numbers[["c", "a", "b"]], codes), model(NUMBERS, CODES))
+
+    # A column that is called like an input is told apart from it.
+    assert explainer.functions_.feature_names == ("a", "b", "c", "town", "x_cat[x_num]")
+    assert_same_to_rounding(
+        explainer((NUMBERS, CODES)).values, explanation.values, within=CONTRIBUTIONS
+    )
+    explainer.save(tmp_path / "two.safetensors")
+    loaded = NObSP.load(tmp_path / "two.safetensors", model)
+    assert loaded.functions_.feature_names == explainer.functions_.feature_names
+    with pytest.raises(ValueError, match="x_num"):
+        explainer((numbers[["a", "b"]], codes))
 
 
 def test_features_are_named_slices_of_inputs() -> None:
@@ -408,8 +433,8 @@ def test_an_input_that_is_no_array_is_named() -> None:
         def forward(self, numbers: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
             return numbers.sum(1, keepdim=True) + codes[:, None]
 
-    inputs = {"numbers": pd.DataFrame({"a": [0.0, 1.0]}), "codes": torch.arange(2)}
-    with pytest.raises(TypeError, match="input 'numbers' is a DataFrame"):
+    inputs = {"numbers": pd.DataFrame({"a": ["x", "y"]}), "codes": torch.arange(2)}
+    with pytest.raises(TypeError, match="input 'numbers'"):
         NObSP(Sum()).fit(inputs)
 
 

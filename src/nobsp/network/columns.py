@@ -1,4 +1,4 @@
-"""Columns of a table: features, groups and baselines, and what the columns look like, read in one pass."""
+"""Columns of a table: features, groups and baselines, and what they look like, in one pass."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from torch import Tensor
 from nobsp.arguments import quote, suggest
 
 SAMPLE_ROWS = 16384
-# Batches of the sample that are held apart: putting each to the others at once would copy all of them every time.
+# Batches of the sample that are held apart: putting each to the others at once would copy all of
+# them every time.
 _MOST_PIECES = 64
 # Distinct values that are counted of a feature that may well be a number.
 MOST_LEVELS = 256
 # The span of whole numbers that are counted one by one: they may be codes of a category.
 MOST_CODES = 100_000
-# Columns of a one-hot group whose levels are counted jointly: their table has as many rows, which is 128 MB.
+# Columns of a one-hot group whose levels are counted jointly: their table has as many rows, which
+# is 128 MB.
 _MOST_ONE_HOT = 4096
 # Rows that tell a column with few values from one with many without sorting them all.
 _LOOK = 4 * MOST_LEVELS
@@ -39,7 +41,10 @@ class Features:
         return len(self.names)
 
     def index(self, name: str, *, argument: str = "") -> int:
-        """Position of a feature, or an error with the close matches that names the argument it came from."""
+        """Position of a feature, or an error that offers close matches.
+
+        The error names the argument that the feature came from.
+        """
         if isinstance(name, str) and name in self.names:
             return self.names.index(name)
 
@@ -88,8 +93,8 @@ def _named_members(
     names = list(features)
     if len(names) != columns:
         raise ValueError(
-            f"{argument} has {len(names)} names but the data has {columns} columns; pass one name per column, or a "
-            "dictionary of names and their columns to group them."
+            f"{argument} has {len(names)} names but the data has {columns} columns; pass one name "
+            "per column, or a dictionary of names and their columns to group them."
         )
     return zip(names, range(columns), strict=True)
 
@@ -104,8 +109,8 @@ def _require_partition(
         for column in group:
             if column in owner:
                 raise ValueError(
-                    f"{argument} puts column {labels[column]} into both {owner[column]!r} and {name!r}; a column "
-                    "belongs to one feature."
+                    f"{argument} puts column {labels[column]} into both {owner[column]!r} and "
+                    f"{name!r}; a column belongs to one feature."
                 )
             owner[column] = name
 
@@ -113,7 +118,8 @@ def _require_partition(
     if left_out:
         more = " and others" if len(left_out) > 5 else ""
         raise ValueError(
-            f"{argument} leaves out column {', '.join(left_out[:5])}{more}; every column must belong to one."
+            f"{argument} leaves out column {', '.join(left_out[:5])}{more}; every column must "
+            "belong to one."
         )
 
 
@@ -125,7 +131,8 @@ def resolve_baseline(
         vector = _numbers("baseline", baseline)
         if vector.numel() != columns:
             raise ValueError(
-                f"baseline has {vector.numel()} values but the data has {columns} columns; pass one value per column "
+                f"baseline has {vector.numel()} values but the data has {columns} columns; "
+                "pass one value per column "
                 'or "mean".'
             )
         return vector
@@ -182,7 +189,8 @@ def _feature_baseline(
         vector = _numbers(f"baseline for {name!r}", kind)
         if vector.numel() not in (1, len(group)):
             raise ValueError(
-                f"baseline for {name!r} has {vector.numel()} values but the feature has {len(group)} columns."
+                f"baseline for {name!r} has {vector.numel()} values but the feature has "
+                f"{len(group)} columns."
             )
         return vector.expand(len(group))
 
@@ -197,7 +205,8 @@ def _feature_baseline(
         values, counts = summary.levels_of(position, group) or distinct(summary.sample[:, group])
         if not category and len(counts) > 2 and int(counts.max()) == 1:
             raise ValueError(
-                f'baseline for {name!r} is "mode", but no value occurs twice; pass "mean" or a value.'
+                f'baseline for {name!r} is "mode", but no value occurs twice; pass "mean" or a '
+                "value."
             )
         return values[int(counts.argmax())]
 
@@ -240,7 +249,8 @@ def _column(member: Any, columns: int, names: Sequence[str] | None, where: str) 
             raise ValueError(f"{where} names column {member!r}, but the data has no column names.")
         if member not in names:
             raise ValueError(
-                f"{where} names column {member!r}, which is not in the data; {suggest(member, names)}"
+                f"{where} names column {member!r}, which is not in the data; "
+                f"{suggest(member, names)}"
             )
         return list(names).index(member)
 
@@ -259,7 +269,10 @@ def _nothing() -> Tensor:
 
 @dataclass(eq=False)
 class Summary:
-    """Columns at a glance, of rows that are added batch by batch, in memory that does not grow with them."""
+    """Columns at a glance, in memory that does not grow with the rows.
+
+    Rows are added batch by batch.
+    """
 
     groups: Sequence[Sequence[int]]  # columns of each feature; levels are counted per feature
     rows: int = 0  # how many rows were read
@@ -322,7 +335,8 @@ class Summary:
         low = ends.min.to(torch.float64)
         high = ends.max.to(torch.float64)
 
-        # Most columns of numbers are known to have many values after the first batch, and need not be looked at again.
+        # Most columns of numbers are known to have many values after the first batch, and need not
+        # be looked at again.
         asked = self.two_valued.clone() if self.rows else torch.ones(len(low), dtype=torch.bool)
         some = batch[:, asked].to(torch.float64)
         two_valued = asked.clone()
@@ -349,7 +363,10 @@ class Summary:
         self.two_valued = two_valued
 
     def merge(self, other: Summary) -> Summary:
-        """Both tables together; where both samples are too many rows, each gives its table's share."""
+        """Both tables together.
+
+        Where the two samples have too many rows, each gives its table's share.
+        """
         if not self.rows or not other.rows:
             filled = self if self.rows else other
             pieces = [filled.sample.clone()] if filled.rows else []
@@ -370,7 +387,10 @@ class Summary:
         return merged
 
     def thin(self, total: int) -> Summary:
-        """The same with its share of a sample of `total` rows; rounded down, so that all shares fit."""
+        """This summary with its share of a sample of `total` rows, rounded down.
+
+        All shares together then fit.
+        """
         if total <= SAMPLE_ROWS:
             return self
         return replace(self, pieces=[self.some_rows(SAMPLE_ROWS * self.rows // total)])
@@ -387,8 +407,8 @@ class Summary:
             return
 
         sample = self.sample
-        # A generator of our own, so that the caller's random numbers stay where they were; made anew from the number
-        # of rows, so that a summary needs nothing but itself to be resumed.
+        # A generator of our own, so that the caller's random numbers stay where they were; made
+        # anew from the number of rows, so that a summary needs nothing but itself to be resumed.
         generator = torch.Generator().manual_seed(self.rows)
         seen = self.rows + room + torch.arange(1, len(rest) + 1, dtype=torch.float64)
         slots = (torch.rand(len(rest), generator=generator, dtype=torch.float64) * seen).long()
@@ -407,17 +427,26 @@ class Summary:
 
     @property
     def levels(self) -> dict[int, Counted]:
-        """Per feature with few distinct values, those (levels, columns of the feature), and how often each occurred."""
+        """Per feature with few distinct values, these values and how often each occurred.
+
+        Values have the shape (levels, columns of the feature).
+        """
         joint = {k: tally.joint for k, tally in enumerate(self.tallies) if tally.joint is not None}
         return {k: counted for k, counted in joint.items() if len(counted[0]) <= MOST_LEVELS}
 
     @property
     def codes(self) -> dict[int, dict[int, Counted]]:
-        """By feature and place in it, values and counts of columns of whole numbers, of all other features."""
+        """By feature and place in it, values and counts of columns of whole numbers.
+
+        These are the features whose values are too many to be counted jointly.
+        """
         return {k: dict(tally.codes) for k, tally in enumerate(self.tallies) if tally.codes}
 
     def levels_of(self, feature: int, columns: Sequence[int]) -> Counted | None:
-        """Every level of a category, however many, and how often each occurred; None where they are not known."""
+        """Every level of a category, however many, and its count; None where they are not known.
+
+        The count is how often a level occurred.
+        """
         tally = self.tallies[feature]
         if tally.joint is not None:
             return tally.joint
@@ -433,14 +462,18 @@ class Summary:
 
 @dataclass(eq=False)
 class LevelCounts:
-    """Values of one feature, counted in memory that does not grow: jointly up to 256 or what a one-hot group can have.
+    """Values of one feature, counted in memory that does not grow.
 
-    Columns of whole numbers with more, perhaps codes, are counted by themselves while they span no more than 100,000.
+    They are counted jointly up to 256 distinct ones, or up to as many as a one-hot group can have.
+
+    Columns of whole numbers with more, perhaps codes, are counted by themselves while they span no
+    more than 100,000.
     """
 
     # distinct rows (levels, columns) and how often each occurred; None once they are too many
     joint: Counted | None
-    # by position in the feature, whole numbers (levels, 1) and how often each occurred; empty before that
+    # by position in the feature, whole numbers (levels, 1) and how often each occurred; empty
+    # before that
     codes: dict[int, Counted] = field(default_factory=dict)
 
     @classmethod
@@ -518,7 +551,10 @@ class LevelCounts:
             self._add_codes(column, levels[:, column], counts)
 
     def _add_codes(self, column: int, values: Tensor, counts: Tensor | None) -> None:
-        """Counts whole numbers of a column; it is given up where there are fractions, or the span is too wide."""
+        """Counts whole numbers of a column.
+
+        The column is given up where there are fractions, or where the span is too wide.
+        """
         if len(values) == 0:
             return
 
@@ -542,7 +578,10 @@ class LevelCounts:
 
 
 def distinct(values: Tensor) -> Counted:
-    """Distinct rows in order and how often each occurs; a feature of no columns has one level, the empty one."""
+    """Distinct rows in order and how often each occurs.
+
+    A feature of no columns has one level, the empty one.
+    """
     if values.shape[1] == 0:
         return values[:1], torch.tensor([len(values)])
 
@@ -580,7 +619,7 @@ def among(rows: Tensor, levels: Tensor) -> Tensor:
 
 
 def _limit(levels: Tensor) -> int:
-    """Most levels to count: a one-hot group has one per column, and the one in which all are off."""
+    """Most levels to count; a one-hot group has one per column, and one with all columns off."""
     if MOST_LEVELS <= levels.shape[1] <= _MOST_ONE_HOT and bool(two_valued(levels).all()):
         return levels.shape[1] + 1
     return MOST_LEVELS

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nobsp.network.inputs import MOST_LEVELS, SAMPLE_ROWS, Features, Summary, resolve_baseline
+from nobsp.network.columns import MOST_LEVELS, SAMPLE_ROWS, Features, Summary, resolve_baseline
 from tests.tolerances import SUMS, assert_same_to_rounding
 
 

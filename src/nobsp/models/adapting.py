@@ -1,10 +1,15 @@
-"""Any model as one torch module of one matrix: of other libraries, functions, and torch modules of several inputs."""
+"""Any model as one torch module of one matrix.
+
+Models may be of other libraries, functions, or torch modules of several inputs.
+"""
 
 from __future__ import annotations
 
 import inspect
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeGuard
 
@@ -16,7 +21,7 @@ from torch import Tensor, nn
 
 from nobsp._typing import AnyArray, ModelLike, TableLike
 from nobsp.arguments import as_numpy
-from nobsp.frames import match_columns
+from nobsp.frames import frame_of, match_columns
 from nobsp.models.coded import Coded, Runs, linear
 from nobsp.network.adapted import Adapted, MixedColumnsError, grouping_rows
 from nobsp.network.guest import DispatchMode, device_and_dtype, evaluation_mode, unwrap
@@ -37,10 +42,11 @@ def adapt(
     """Accepts a torch module, a fitted model of another library, or any function of rows.
 
     Args:
-        model: A torch module; a fitted scikit-learn estimator, pipeline or search; a model of XGBoost, LightGBM,
-            CatBoost, interpret or skorch; an onnxruntime session; or a function from a float64 array to an array.
-        X: The rows it is to be run on, where there are any yet: they tell of names of levels, missing numbers and
-            several inputs.
+        model: A torch module; a fitted scikit-learn estimator, pipeline or search; a model of
+            XGBoost, LightGBM, CatBoost, interpret or skorch; an onnxruntime session; or a function
+            from a float64 array to an array.
+        X: The rows it is to be run on, where there are any yet: they tell of names of levels,
+            missing numbers and several inputs.
         layout: The layout of an earlier `adapt`, instead of the rows.
 
     Example:
@@ -96,7 +102,10 @@ def _coding_of(X: TableLike, layout: Mapping[str, Any] | None) -> Coded | None:
 def _adapt_estimator(
     model: ModelLike, X: TableLike, coded: Coded | None, *, is_whole: bool
 ) -> Adapted | None:
-    """A fitted estimator, as one function where its preprocessing mixes columns; None for anything else."""
+    """A fitted estimator; None for anything else.
+
+    Where its preprocessing mixes columns, it is taken as one function.
+    """
     from nobsp.models.estimators import adapt_estimator, whole_pipeline
 
     estimator = adapt_estimator(model, coded)
@@ -133,7 +142,10 @@ def _require_one_argument(function: Any) -> None:
 
 
 def _mixes(model: ModelLike, adapted: Adapted, X: TableLike) -> bool:
-    """Whether the preprocessing mixes columns or leaves numbers missing, so that only the whole can be explained."""
+    """Whether the preprocessing mixes columns or leaves numbers missing.
+
+    Only the model as a whole can then be explained.
+    """
     try:
         frame = nw.from_native(X, eager_only=True, pass_through=True)
         if isinstance(frame, nw.DataFrame):
@@ -155,14 +167,21 @@ def _refusal(model: ModelLike) -> str:
     """What a model must be, and what to do with this one."""
     hint = ""
     if isinstance(model, torch.export.ExportedProgram | str | os.PathLike):
-        hint = f" Pass {_OPENED} for a model or file of torch.export, with some rows; load any other first."
+        hint = (
+            f" Pass {_OPENED} for a model or file of torch.export, with some rows; load any other "
+            "first."
+        )
     elif isinstance(model, type):
         hint = " That is a class: pass a fitted model of it."
     elif isinstance(model, Mapping):
-        hint = " Weights alone do not tell what is computed: load them into the model, model.load_state_dict(...)."
+        hint = (
+            " Weights alone do not tell what is computed: load them into the model, "
+            "model.load_state_dict(...)."
+        )
     return (
-        "model must be a torch.nn.Module, a fitted model of scikit-learn, XGBoost, LightGBM, CatBoost, interpret or "
-        f"skorch, an onnxruntime session, or a function from an array to an array; found {type(model).__name__}.{hint}"
+        "model must be a torch.nn.Module, a fitted model of scikit-learn, XGBoost, LightGBM, "
+        "CatBoost, interpret or skorch, an onnxruntime session, or a function from an array to an "
+        f"array; found {type(model).__name__}.{hint}"
     )
 
 
@@ -229,7 +248,9 @@ class _Lookups(DispatchMode):
 def _find_tokens(
     module: nn.Module, rows: Tensor, columns: Mapping[str, NDArray[np.intp]]
 ) -> tuple[str, int] | None:
-    """The input that holds token ids and its positions: one table of embeddings looks several of them up alike.
+    """The input that holds token ids, and its number of positions; None where there is none.
+
+    It is found by one table of embeddings that looks several positions up alike.
 
     Categories that share a table have ranges of their own there.
     """
@@ -250,7 +271,7 @@ def _find_tokens(
 
 
 def _shares_a_range(ids: Tensor, lookups: Tensor) -> bool:
-    """Whether one table looks several columns up at the same shift, and values of one occur in another."""
+    """Whether a table looks several columns up at one shift, and these have values in common."""
     varies = (ids != ids[0]).any(0) if len(ids) else torch.zeros(0)
     shifts = lookups[:, :, None] - ids[:, None]
     is_looked_up = (shifts == shifts[0]).all(0) & varies
@@ -275,10 +296,14 @@ class _Refusal:
         if self.tokens is not None and features is None:
             name, positions = self.tokens
             raise ValueError(
-                f"{name} holds token ids at {positions} positions, and what a position means changes from text to "
-                "text: they are not features. Pass spans of positions that mean the same in every text, features={"
-                "'first': [0, 1, 2, 3], ...} or, of an input with a name, {'first': ('input_ids', slice(0, 8)), ...}; "
-                "a list of names where each position does mean the same, as answers to questions do; or explain a "
+                f"{name} holds token ids at {positions} positions, and what a position means "
+                "changes from text to "
+                "text: they are not features. Pass spans of positions that mean the same in "
+                "every text, features={"
+                "'first': [0, 1, 2, 3], ...} or, of an input with a name, {'first': "
+                "('input_ids', slice(0, 8)), ...}; "
+                "a list of names where each position does mean the same, as answers to "
+                "questions do; or explain a "
                 "function of features of your own."
             )
         return features if self.packing is None else self.packing.resolve(features)
@@ -290,6 +315,8 @@ class Input(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: str
+    # what its columns are called, where it came as a frame
+    columns: tuple[str, ...] = ()
 
 
 class Packing:
@@ -314,10 +341,11 @@ class Packing:
             raise ValueError(
                 f"X has inputs of different lengths: {lengths}; all need the same rows."
             )
-        inputs = [
-            Input(k, tuple(x.shape[1:]), str(x.dtype).removeprefix("torch."))
-            for k, x in tensors.items()
-        ]
+        inputs = []
+        for name, part in dict(parts).items():
+            shape = tuple(tensors[name].shape[1:])
+            dtype = str(tensors[name].dtype).removeprefix("torch.")
+            inputs.append(Input(name, shape, dtype, _column_names(part)))
         return cls(inputs, "kwargs" if isinstance(parts, Mapping) else "args")
 
     @property
@@ -328,14 +356,25 @@ class Packing:
     @classmethod
     def from_layout(cls, layout: Mapping[str, Any]) -> Packing:
         """The same as the one whose layout it is."""
-        inputs = [Input(name, tuple(shape), dtype) for name, shape, dtype in layout["inputs"]]
+        inputs = [
+            Input(name, tuple(shape), dtype, *map(tuple, columns))
+            for name, shape, dtype, *columns in layout["inputs"]
+        ]
         return cls(inputs, layout["kind"])
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the matrix's columns."""
+        times = Counter(column for part in self.inputs for column in part.columns)
         names = []
         for part in self.inputs:
+            if part.columns:
+                # A name that two inputs have, or that is an input's own, would not tell which is
+                # meant.
+                are_clear = [times[name] == 1 and name not in self.columns for name in part.columns]
+                for name, is_clear in zip(part.columns, are_clear, strict=True):
+                    names.append(name if is_clear else f"{part.name}[{name}]")
+                continue
             for index in np.ndindex(*part.shape):
                 bracket = f"[{','.join(map(str, index))}]" if index else ""
                 names.append(f"{part.name}{bracket}")
@@ -355,26 +394,20 @@ class Packing:
                 f"X is one table, but the model takes the inputs {names}; "
                 "pass a tuple in this order, or a dict by these names."
             )
-        is_batch = isinstance(X, Mapping) or (type(X) is tuple and self._has_shapes(X))
+        # Labels may come after the inputs.
+        is_batch = isinstance(X, Mapping) or (
+            type(X) is tuple and all(_is_table(part) for part in X[: len(self.inputs)])
+        )
         return self.matrix(X) if is_batch else _Stream(X, self)
-
-    def _has_shapes(self, parts: tuple[Any, ...]) -> bool:
-        """Whether these are rows of all inputs, perhaps with labels after them."""
-        if len(parts) < len(self.inputs):
-            return False
-        for part, expected in zip(parts, self.inputs, strict=False):
-            if not hasattr(part, "shape") or tuple(part.shape[1:]) != expected.shape:
-                return False
-        return True
 
     def matrix(self, X: TableLike) -> Tensor:
         """Rows of all inputs side by side; labels after them are left aside."""
         parts = X if isinstance(X, Mapping) else dict(zip(self.columns, X, strict=False))
         columns = []
-        for name, shape, _ in self.inputs:
+        for name, shape, _, column_names in self.inputs:
             if name not in parts:
                 raise ValueError(f"X lacks the input {name!r}; it has {list(parts)}.")
-            tensor = torch.as_tensor(parts[name]).detach().cpu()
+            tensor = _as_tensor(name, parts[name], columns=column_names).detach().cpu()
             if tuple(tensor.shape[1:]) != shape:
                 expected = ("rows", *shape)
                 raise ValueError(
@@ -386,7 +419,7 @@ class Packing:
     def unpack(self, matrix: Tensor) -> list[Tensor]:
         """The inputs of some rows of the matrix, each of its own shape and kind."""
         tensors = []
-        for name, shape, kind in self.inputs:
+        for name, shape, kind, _ in self.inputs:
             values = matrix[:, torch.from_numpy(self.columns[name].reshape(-1))]
             dtype: torch.dtype = getattr(torch, kind)
             if not dtype.is_floating_point:
@@ -404,7 +437,7 @@ class Packing:
         groups = {name: self._slice(name, members) for name, members in (features or {}).items()}
         taken = {column for columns in groups.values() for column in columns}
         names = self.names
-        for name, shape, _ in self.inputs:
+        for name, shape, _, _ in self.inputs:
             left = [
                 int(column) for column in self.columns[name].ravel() if int(column) not in taken
             ]
@@ -427,13 +460,13 @@ class Packing:
         if isinstance(members, str) and members in self.names:
             return [self.names.index(members)]
         raise ValueError(
-            f"features[{name!r}] is {members!r}; pass the name of an input, or (input, column or slice). The inputs "
-            f"are {list(self.columns)}."
+            f"features[{name!r}] is {members!r}; pass the name of an input, or (input, column or "
+            f"slice). The inputs are {list(self.columns)}."
         )
 
 
 class _Stream:
-    """A loader's batches as matrices, labels left aside; it starts anew as often as the loader does."""
+    """A loader's batches as matrices, without labels; it restarts as often as the loader does."""
 
     def __init__(self, X: Iterable[Any], packing: Packing) -> None:
         self._X = X
@@ -469,7 +502,10 @@ class Unpacks(nn.Module):
 
 
 class Members(nn.Module):
-    """The mean of an ensemble whose members answer one by one, (rows, members, outputs): what TabM is used for."""
+    """The mean of an ensemble whose members answer one by one, (rows, members, outputs).
+
+    This is how TabM is used.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -491,7 +527,7 @@ def _packed(module: nn.Module, packing: Packing, rows: Tensor | None = None) -> 
     unpacks = Unpacks(module, packing)
     whole = {
         name: packing.columns[name]
-        for name, shape, dtype in packing.inputs
+        for name, shape, dtype, _ in packing.inputs
         if dtype in _WHOLE and len(shape) == 1
     }
     tokens = None
@@ -539,14 +575,32 @@ def _parameters(module: nn.Module) -> list[inspect.Parameter]:
     return [p for p in signature.parameters.values() if p.kind in kinds]
 
 
-def _as_tensor(name: str, part: Any) -> torch.Tensor:
-    """One of several inputs as a tensor; an error names it."""
+def _as_tensor(name: str, part: Any, *, columns: Sequence[str] = ()) -> torch.Tensor:
+    """One of several inputs as a tensor, a frame with its columns in order; an error names it."""
+    frame = frame_of(part)
+    if frame is not None:
+        if columns:
+            frame = match_columns(frame, argument=f"input {name!r} of X", columns=columns)
+        # A copy: some libraries lend arrays that torch must not write to.
+        part = np.array(frame.to_numpy())
+        if part.dtype == object:  # numbers beside booleans
+            with suppress(TypeError, ValueError):
+                part = part.astype(np.float64)
     try:
         return torch.as_tensor(part)
     except (TypeError, ValueError, RuntimeError) as failure:
+        what = (
+            "frame with columns that are no numbers" if frame is not None else type(part).__name__
+        )
         raise TypeError(
-            f"X: input {name!r} is a {type(part).__name__}; pass a tensor or an array of numbers."
+            f"X: input {name!r} is a {what}; pass a tensor, an array or a frame of numbers."
         ) from failure
+
+
+def _column_names(part: Any) -> tuple[str, ...]:
+    """What the columns of an input are called; empty where it is no frame."""
+    frame = frame_of(part)
+    return () if frame is None else tuple(str(name) for name in frame.columns)
 
 
 def _require_one_input(module: nn.Module) -> None:
@@ -556,8 +610,9 @@ def _require_one_input(module: nn.Module) -> None:
         in_order = ", ".join(required)
         by_name = ", ".join(f'"{name}": {name}' for name in required)
         raise TypeError(
-            f"the model takes {len(required)} inputs ({in_order}), but X holds one; pass all of them together: "
-            f"a tuple ({in_order}), a dict {{{by_name}}}, or a DataLoader of such batches."
+            f"the model takes {len(required)} inputs ({in_order}), but X holds one; pass all of "
+            f"them together: a tuple ({in_order}), a dict {{{by_name}}}, or a DataLoader of such "
+            "batches."
         )
 
 
@@ -572,18 +627,26 @@ def _known(module: nn.Module, parts: Mapping[str, Any]) -> Mapping[str, Any]:
     known = {name: part for name, part in parts.items() if name in taken}
     if not known:
         raise TypeError(
-            f"X is a dict of {list(parts)}, but the model takes {list(parameters)}; pass a matrix, or rename them."
+            f"X is a dict of {list(parts)}, but the model takes {list(parameters)}; pass a matrix, "
+            "or rename them."
         )
     return known
 
 
 def _by_position(module: nn.Module, parts: Any) -> list[tuple[str, Any]] | None:
-    """The inputs in the order of the model's arguments, where they are several arrays; else None."""
+    """The inputs in the order of the model's arguments; None unless they are several arrays."""
     if not isinstance(parts, tuple | list):
         return None
     parameters = _parameters(module)  # none of TorchScript modules, which do not tell them
     if not 2 <= len(parts) <= len(parameters):
         return None
-    if not all(isinstance(part, Tensor | np.ndarray) and part.ndim for part in parts):
+    if not all(_is_table(part) for part in parts):
         return None
     return [(p.name, part) for p, part in zip(parameters, parts, strict=False)]
+
+
+def _is_table(part: Any) -> bool:
+    """Whether this is an array, a tensor or a frame of rows."""
+    if isinstance(part, Tensor | np.ndarray):
+        return part.ndim > 0
+    return frame_of(part) is not None
