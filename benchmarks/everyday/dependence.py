@@ -19,6 +19,17 @@ def a_sum() -> Outcome:
     return judge(NObSP(lambda X: np.tanh(X[:, 3]) + X[:, 0] + X[:, 2] ** 2), draw(1500), draw(4000))
 
 
+@situation("a square beside its root", findings=("determined",), wanted=True)
+def square() -> Outcome:
+    generator = np.random.default_rng(0)
+
+    def draw(count: int) -> np.ndarray:
+        a, b = generator.normal(size=(2, count))
+        return np.stack([a, b, a**2], 1)
+
+    return judge(NObSP(lambda x: x.sum(1)), draw(1500), draw(4000))
+
+
 @situation("a level that another column repeats", findings=("determined",), wanted=True)
 def a_level() -> Outcome:
     generator = np.random.default_rng(0)

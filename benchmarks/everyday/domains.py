@@ -50,6 +50,14 @@ def logarithm() -> Outcome:
     return judge(NObSP(_logarithm), *_draw())
 
 
+@situation("a logarithm of a sum of columns above zero")
+def logarithm_of_sum() -> Outcome:
+    generator = np.random.default_rng(0)
+    rows = np.exp(generator.normal(size=(1500, 3)))
+    fresh = np.exp(generator.normal(size=(4000, 3)))
+    return judge(NObSP(lambda x: np.log(x[:, 0] + x[:, 1]) + x[:, 2]), rows, fresh)
+
+
 @situation("a model that checks its domain and raises")
 def checks_its_domain() -> Outcome:
     return judge(NObSP(_checks_its_domain), *_draw())

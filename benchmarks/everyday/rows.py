@@ -105,7 +105,7 @@ def customers() -> Outcome:
     return judge(NObSP(tanh_network(10)), rows, fresh)
 
 
-@situation("60 customers × 30 rows, groups named")
+@situation("60 customers × 30 rows, groups named", findings=("few_rows",))
 def named_customers() -> Outcome:
     rows, member, fresh = clustered_rows(clusters=60, rows_each=30, noise=0.05)
     return judge(NObSP(tanh_network(10)), rows, fresh, groups=member)
@@ -117,7 +117,7 @@ def loose_clusters() -> Outcome:
     return judge(NObSP(tanh_network(10, scale=3.0)), rows, fresh)
 
 
-@situation("150 looser clusters × 10 rows, groups named")
+@situation("150 looser clusters × 10 rows, groups named", findings=("few_rows",))
 def named_loose_clusters() -> Outcome:
     rows, member, fresh = clustered_rows(clusters=150, rows_each=10, noise=0.3)
     return judge(NObSP(tanh_network(10, scale=3.0)), rows, fresh, groups=member)
@@ -232,9 +232,23 @@ def eighty_rows() -> Outcome:
     return _few_rows(80)
 
 
-@situation("100 calibration rows")
+@situation("100 calibration rows", findings=("few_rows",))
 def hundred_rows() -> Outcome:
     return _few_rows(100)
+
+
+@situation("100 calibration rows × 10, a network that is hard to explain", findings=("few_rows",))
+def hundred_hard_rows() -> Outcome:
+    generator = np.random.default_rng(1)
+    rows = generator.normal(size=(100, 10))
+    network = tanh_network(10, scale=3.0, seed=1)
+    return judge(NObSP(network), rows, generator.normal(size=(FRESH_ROWS, 10)))
+
+
+@situation("100 customers × 15 rows, groups named", findings=("few_rows",))
+def hundred_customers() -> Outcome:
+    rows, member, fresh = clustered_rows(clusters=100, rows_each=15, noise=0.3, seed=1)
+    return judge(NObSP(tanh_network(10, scale=3.0, seed=1)), rows, fresh, groups=member)
 
 
 @situation("2 calibration rows", findings=("few_rows",), fails_well=True)

@@ -32,7 +32,7 @@ from benchmarks.networks import feed_forward
 from benchmarks.report import Column, Report, Table, options, progress, publish, seconds
 from benchmarks.speed.ratios import Ratio, raced
 from nobsp import NObSP
-from nobsp.network.inputs import isolated, reference
+from nobsp.network.columns import isolated, reference
 
 ROWS, NUMBERS, FLAGS, OUTPUTS, RIDGE, SEED = 4000, 10, 44, 7, 1e-4, 0
 HIDDEN = (20, 200)

@@ -30,7 +30,7 @@ from benchmarks.report import Column, Report, Table, options, progress, publish
 from nobsp import Local, NObSP
 from nobsp.calibration.local import parse_bytes
 from nobsp.calibration.ray import RayRows
-from nobsp.network.inputs import SAMPLE_ROWS, Summary
+from nobsp.network.columns import SAMPLE_ROWS, Summary
 from nobsp.network.readout import Network
 from nobsp.published import (
     Accumulator,
