@@ -8,6 +8,6 @@ __getattr__ = former_names(
         "CompiledExplainer": "nobsp.tabular.functions.Functions",
         "Health": "nobsp.tabular.health.Health",
         "TermHealth": "nobsp.tabular.health.TermHealth",
-        "function_of": "nobsp.tabular.functions.function_of",
+        "function_of": "nobsp.tabular.curves.function_of",
     },
 )

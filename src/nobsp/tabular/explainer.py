@@ -33,6 +33,7 @@ from nobsp.network.readout import Network, as_model_takes, running_on
 from nobsp.serialization import damage_in_words
 from nobsp.tabular import files
 from nobsp.tabular.as_published import AsPublished
+from nobsp.tabular.curves import function_of, read_term, value_readers
 from nobsp.tabular.examination import suggest_features
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.features import decoded_rows, input_values
@@ -40,13 +41,7 @@ from nobsp.tabular.fewest import FewestFeatures, fewest_features
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fit_together import FitTogether
 from nobsp.tabular.fitted import Fitted, Method, removal_effects, stand_ins
-from nobsp.tabular.functions import (
-    Functions,
-    function_of,
-    read_term,
-    value_readers,
-    with_bands,
-)
+from nobsp.tabular.functions import Functions, with_bands
 from nobsp.tabular.health import (
     ExplainedWorseWarning,
     Health,

@@ -17,6 +17,7 @@ from nobsp.network.columns import Features, LevelCounts, Summary
 from nobsp.network.readout import Readout, as_model_takes
 from nobsp.projection import Ridge
 from nobsp.published import Accumulator, Isolation, Plan, Published, Solution
+from nobsp.tabular.consistency import require_readable
 from nobsp.tabular.features import Columns, Seen, input_values
 from nobsp.tabular.fitted import Estimate, Fitted, Method
 from nobsp.tabular.functions import CLASSES
@@ -115,7 +116,7 @@ def load(path: str | os.PathLike[str]) -> Stored:
             raise ValueError("an option has no name")
         if not isinstance(stored.options.get("device"), str | None):
             raise ValueError("its device has no name")
-        stored.estimate.functions._require_readable()
+        require_readable(stored.estimate.functions)
         _require_features(stored.estimate)
         for feature in range(len(stored.columns.members)):
             stored.columns.column(feature)

@@ -52,8 +52,6 @@ from nobsp.tabular.functions import (
     Functions,
     MakeBands,
     MakeTables,
-    make_bands_later,
-    make_tables_later,
 )
 from nobsp.tabular.grids import (
     COUNTED_ROWS,
@@ -572,9 +570,11 @@ def make_functions(
         ),
         reach=_usual_combinations(setting),
     )
-    make_bands_later(functions, make_bands)
+    # Set afterwards, because copies and files go without: both hold the calibration rows.
+    object.__setattr__(functions, "_make_bands", make_bands)
     if isinstance(tables, TablesOnDemand):
-        make_tables_later(functions, tables.make)
+        object.__delattr__(functions, "tables")
+        object.__setattr__(functions, "_make_tables", tables.make)
     return functions
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from statistics import NormalDist
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
@@ -16,7 +15,6 @@ from nobsp import notebook, serialization
 from nobsp._typing import (
     AnyArray,
     ArrayLike,
-    BoolArray,
     FloatArray,
     ModelLike,
     NativeFrame,
@@ -26,31 +24,34 @@ from nobsp.arguments import (
     count,
     names_of,
     numbers_of,
-    quote,
     require_choice,
     require_number,
     require_whole_number,
-    warn_caller,
 )
 from nobsp.base import Finding
 from nobsp.deprecation import USUAL_CONFIDENCE, argument_of
 from nobsp.frames import as_table
+from nobsp.tabular.consistency import require_readable
+from nobsp.tabular.curves import (
+    draw_curve,
+    draw_curves,
+    function_of,
+    read_term,
+    value_readers,
+    warn_of_unseen,
+)
 from nobsp.tabular.editing import Edit, Rule, cap, drop, edit, original, undo
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.health import Health, MultiOutput, Reach, TermHealth, average_share
-from nobsp.tabular.indexing import Term, output_position, term_name
+from nobsp.tabular.indexing import Term, output_position
 from nobsp.tabular.lookup import (
-    Axis,
-    Chunk,
     Feature,
     Level,
     LevelAxis,
     NumberAxis,
     TermTable,
-    feature_position,
     read_columns,
     read_tables,
-    value_rows,
 )
 from nobsp.tabular.predicting import (
     check_classes,
@@ -84,12 +85,6 @@ class Bands(NamedTuple):
 MakeBands = Callable[[], Bands]
 # Makes the tables when they are first read.
 MakeTables = Callable[[], tuple[TermTable, ...]]
-
-# With at most this many knots inside its range, a number is drawn at its knots.
-_FEW_POINTS = 30
-# Columns of curves as a table.
-_CURVE_COLUMNS = ("feature", "output", "x", "level", "value", "lower", "upper")
-
 
 # Features and points of a curve that a notebook shows.
 _SHOWN_FEATURES = 8
@@ -174,8 +169,8 @@ class Functions:
     are_probabilities: bool = False
     history: tuple[Edit, ...] = ()
     former: Functions | None = None
-    # None of these is part of copies made with `replace`, nor of files: whoever copies calls
-    # `with_bands` first.
+    # Set by `make_functions`. None of these is part of copies made with `replace`, nor of files:
+    # whoever copies calls `with_bands` first.
     _make_tables: MakeTables | None = field(default=None, init=False, compare=False)
     _make_bands: MakeBands | None = field(default=None, init=False, compare=False)
     _deviations: Mapping[tuple[int, ...], AnyArray] = field(
@@ -193,7 +188,7 @@ class Functions:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """Makes the tables when they are first read, if `make_tables_later` left them out."""
+            """Makes the tables when they are first read, if `make_functions` left them out."""
             make_tables = self.__dict__.get("_make_tables") if name == "tables" else None
             if make_tables is None:
                 # A name that does not exist, or a property that failed with an AttributeError of
@@ -436,7 +431,7 @@ class Functions:
         def evaluate(*members: AnyArray) -> FloatArray:
             values, unseen = read_term(self, names, members)
             if unseen.any():
-                _warn_of_unseen(names, [rows[unseen][0] for rows in members])
+                warn_of_unseen(names, [rows[unseen][0] for rows in members])
             return values[:, chosen].copy()
 
         return function_of(names, value_readers(self, names), evaluate)
@@ -449,13 +444,6 @@ class Functions:
         """Says that this is no sequence, as `__getitem__` would make Python believe."""
         raise TypeError("functions cannot be iterated over; `terms` names them.")
 
-    def _find_table(self, names: tuple[str, ...]) -> TermTable:
-        """The table of a term whose features are named in any order."""
-        for table, term in zip(self.tables, self.terms, strict=True):
-            if len(names) == len(term) and set(names) == set(term):
-                return table
-        raise ValueError(f"{term_name(names)} has no table; `terms` names the terms there are.")
-
     def curves(
         self, points: int = 200, *, confidence: float = USUAL_CONFIDENCE, level: float | None = None
     ) -> NativeFrame:
@@ -463,23 +451,11 @@ class Functions:
         require_whole_number("points", points, least=2)
         confidence = argument_of("level", level, present="confidence", current=confidence)
         require_number("confidence", confidence, above=0, below=1)
-        spreads = with_bands(self).spreads
         # Bands are normal: so many standard deviations either way.
         z = NormalDist().inv_cdf(0.5 + confidence / 2)
-
-        parts: dict[str, list[AnyArray]] = {name: [np.zeros(0)] for name in _CURVE_COLUMNS}
-        for table in self.tables:
-            if len(table.axes) != 1:
-                continue
-            feature = table.features[0]
-            spread = spreads.get(feature)
-            half_widths = None if spread is None else z * spread
-            curve = _draw(self.features[feature], table, half_widths, int(points))
-            for position, output in enumerate(self.output_names):
-                columns = curve.columns(self.features[feature].name, output, position)
-                for name, column in zip(_CURVE_COLUMNS, columns, strict=True):
-                    parts[name].append(column)
-        return as_table({name: np.concatenate(part) for name, part in parts.items()})
+        spreads = with_bands(self).spreads
+        half_widths = {feature: z * spread for feature, spread in spreads.items()}
+        return draw_curves(self, half_widths, int(points))
 
     def importance(self, kind: Literal["total", "main"] = "total") -> NativeFrame:
         """Mean absolute contribution of each feature in calibration; see `NObSP.importance`."""
@@ -772,70 +748,8 @@ class Functions:
             of=cls,
         )
         with serialization.damage_in_words(path):
-            functions._require_readable()
+            require_readable(functions)
         return functions
-
-    def _require_readable(self) -> None:
-        """Reads everything once: what does not fit together shows now, and not when it is used."""
-        for table in self.tables:
-            self._require_whole(table)
-        self._require_shapes()
-        self._require_columns()
-        if not np.isfinite(self.base_values).all():
-            raise ValueError("its base values are not finite")
-
-        self.curves(points=2)
-        self.interaction_strengths()
-        self.importance()
-        repr(self)
-
-    def _require_shapes(self) -> None:
-        """An error where arrays are not of these features, tables and outputs."""
-        n_outputs = len(self.output_names)
-        n_features = len(self.features)
-        shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-            "base_values": (self.base_values.shape, (n_outputs,)),
-            "baseline": (self.baseline.shape, (n_features,)),
-            "baseline_contributions": (
-                self.baseline_contributions.shape,
-                (len(self.tables), n_outputs),
-            ),
-        }
-
-        for name, importance in self.importances.items():
-            shapes[f"importances[{name!r}]"] = (importance.shape, (n_features, n_outputs))
-        for name, (shape, expected) in shapes.items():
-            if shape != expected:
-                raise ValueError(f"{name} has the shape {shape} where {expected} is needed")
-        curves = {table.features[0]: table for table in self.tables if len(table.features) == 1}
-        for feature, spread in self.spreads.items():
-            if feature not in curves or spread.shape != curves[feature].values.shape:
-                raise ValueError("spreads are not those of its curves")
-            if not np.isfinite(spread).all():
-                raise ValueError(f"the spread of {self.features[feature].name!r} is not finite")
-
-    def _require_columns(self) -> None:
-        """An error where features are made of columns that the caller's table does not have."""
-        columns = [column for feature in self.features for column in feature.columns]
-        for table in self.tables:
-            for axis in table.axes:
-                columns += (axis.column,) if isinstance(axis, NumberAxis) else axis.columns
-        if not all(0 <= column < self.column_count for column in columns):
-            raise ValueError(f"a feature has a column that is none of {self.column_count}")
-
-    def _require_whole(self, table: TermTable) -> None:
-        """An error where a table does not fit its axes, its features or its numbers."""
-        nodes = tuple(len(axis) for axis in table.axes)
-        # A feature that the model never sees has no axis, and one node or none.
-        shapes = ((), (1,)) if not nodes else (nodes,)
-        if table.values.shape[:-1] not in shapes:
-            raise ValueError(f"the table of {table.features} does not fit its axes")
-        if table.values.shape[-1:] != (len(self.output_names),):
-            raise ValueError(f"the table of {table.features} is not of all outputs")
-        if not np.isfinite(table.values).all():
-            raise ValueError(f"the table of {table.features} has numbers that are not finite")
-        if not all(0 <= feature < len(self.features) for feature in table.features):
-            raise ValueError(f"a table is of a feature {table.features} that is not there")
 
     def __repr__(self) -> str:
         n_nodes = sum(table.values[..., 0].size for table in self.tables)
@@ -870,7 +784,9 @@ class Functions:
         sizes = self.importances["total"].sum(1)
         strongest = np.argsort(-sizes, kind="stable")[:_SHOWN_FEATURES].tolist()
         curves = {
-            table.features[0]: _draw(self.features[table.features[0]], table, None, _SHOWN_POINTS)
+            table.features[0]: draw_curve(
+                self.features[table.features[0]], table, None, _SHOWN_POINTS
+            )
             for table in self.tables
             if len(table.axes) == 1 and table.features[0] in strongest
         }
@@ -918,162 +834,8 @@ def resampled_deviations(functions: Functions) -> Mapping[tuple[int, ...], AnyAr
     return with_bands(functions)._deviations
 
 
-def make_bands_later(functions: Functions, make_bands: MakeBands) -> None:
-    """Bands take a while, so they wait until they are asked for."""
-    object.__setattr__(functions, "_make_bands", make_bands)
-
-
-def make_tables_later(functions: Functions, make_tables: MakeTables) -> None:
-    """Leaves out the tables until they are first read."""
-    object.__delattr__(functions, "tables")
-    object.__setattr__(functions, "_make_tables", make_tables)
-
-
 def _count_processors() -> int:
     """Processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-@dataclass(frozen=True, eq=False)
-class _Curve:
-    """A feature's function where it is drawn, with its band, (points, outputs)."""
-
-    x: FloatArray
-    labels: Sequence[str]
-    values: FloatArray
-    bands: FloatArray
-
-    def columns(self, feature: str, output: str, position: int) -> tuple[AnyArray, ...]:
-        """The curve of one output, in the order of the table's columns."""
-        value = self.values[:, position]
-        band = self.bands[:, position]
-        return (
-            np.full(len(self.x), feature, dtype=object),
-            np.full(len(self.x), output, dtype=object),
-            self.x,
-            np.array(self.labels, dtype=object),
-            value,
-            value - band,
-            value + band,
-        )
-
-
-def _draw(feature: Feature, table: TermTable, bands: FloatArray | None, points: int) -> _Curve:
-    """A feature's function at its levels, or along its range."""
-    x, labels, chunk = _drawn_at(feature, table.axes[0], points)
-    values = table(chunk)
-
-    half_widths = np.full_like(values, np.nan)
-    if bands is not None:
-        half_widths = TermTable(table.features, table.axes, bands)(chunk)
-    return _Curve(x=x, labels=labels, values=values, bands=half_widths)
-
-
-def _drawn_at(feature: Feature, axis: Axis, points: int) -> tuple[FloatArray, Sequence[str], Chunk]:
-    """Where a feature's function is drawn: numbers, their names, and the same as rows."""
-    if isinstance(axis, LevelAxis):
-        return _drawn_at_levels(feature, axis)
-
-    low, high = feature.ranges[0]
-    inside = axis.knots[(axis.knots >= low) & (axis.knots <= high)]
-    grid = inside if len(inside) <= _FEW_POINTS else _spread_points(inside, low, high, points)
-    labels = [""] * len(grid)
-    if axis.missing:
-        grid = np.append(grid, np.nan)
-        labels.append("missing")
-    return grid, labels, Chunk({axis.column: grid}, slice(0, len(grid)))
-
-
-def _spread_points(knots: FloatArray, low: float, high: float, points: int) -> FloatArray:
-    """Numbers from end to end, half of them even, half as close as the knots are.
-
-    Knots follow rows and bends.
-
-    Even ones alone would pass over most rows where one of them is far from all others.
-    """
-    ends = np.unique(np.concatenate([[low], knots, [high]]))
-    even = (ends - low) / (high - low)
-    by_knots = np.linspace(0, 1, len(ends))
-    spread: FloatArray = np.interp(np.linspace(0, 1, points), (even + by_knots) / 2, ends)
-    return spread
-
-
-def _drawn_at_levels(feature: Feature, axis: LevelAxis) -> tuple[FloatArray, Sequence[str], Chunk]:
-    """Every level of a category: its number, its name, and the same as rows."""
-    is_named = isinstance(axis.levels, tuple)
-    if is_named:
-        levels = np.array(axis.levels, dtype=object)[:, None]
-    else:
-        levels = np.asarray(axis.levels)
-
-    columns = dict(zip(axis.columns, levels.T, strict=True))
-    chunk = Chunk(columns, slice(0, len(axis)))
-    if is_named or len(axis.columns) > 1:
-        return np.full(len(axis), np.nan), feature.labels, chunk
-    return levels[:, 0], [""] * len(axis), chunk
-
-
-def function_of(
-    names: Sequence[str],
-    readers: Sequence[Callable[[Any], Any]],
-    evaluate: Callable[..., FloatArray],
-) -> Callable[..., FloatArray]:
-    """A term's function of its features' values, each read by a reader of its own."""
-
-    def function(*values: ArrayLike) -> FloatArray:
-        if len(values) != len(names):
-            raise TypeError(
-                f"the function of {term_name(names)} takes {len(names)} arrays, found "
-                f"{len(values)}."
-            )
-        members = [read(value) for read, value in zip(readers, values, strict=True)]
-
-        lengths = [len(rows) for rows in members]
-        if len(set(lengths)) > 1:
-            raise ValueError(
-                f"the values of {term_name(names)} must be equally many, found {lengths}."
-            )
-        return evaluate(*members) if lengths[0] else np.zeros(0)
-
-    return function
-
-
-def value_readers(functions: Functions, names: Sequence[str]) -> list[Callable[[Any], AnyArray]]:
-    """Per feature of a term, a function that makes rows of its values.
-
-    The rows have one column for each column of the feature.
-    """
-    features = [functions.features[feature_position(functions, name)] for name in names]
-    functions._find_table(tuple(names))
-    return [
-        partial(value_rows, members=len(feature.columns), name=feature.name) for feature in features
-    ]
-
-
-def read_term(
-    functions: Functions, names: Sequence[str], members: Sequence[AnyArray]
-) -> tuple[FloatArray, BoolArray]:
-    """A term's table at values of its features.
-
-    Gives contributions of shape (rows, outputs), and which rows have unseen levels.
-    """
-    columns = {}
-    for name, rows in zip(names, members, strict=True):
-        feature = functions.features[feature_position(functions, name)]
-        for position, column in enumerate(feature.columns):
-            columns[column] = rows[:, position]
-
-    table = functions._find_table(tuple(names))
-    chunk = Chunk(columns, slice(0, len(members[0])), functions.column_names)
-    return table(chunk), table.has_unseen_level(chunk)
-
-
-def _warn_of_unseen(names: Sequence[str], members: Sequence[AnyArray]) -> None:
-    """Says that a level was not calibrated; `members` are the values of one row, by feature."""
-    values = ", ".join(quote(value) for own in members for value in own.tolist())
-    warn_caller(
-        f"the functions have no value of {term_name(names)} for {values}, which calibration did "
-        "not see: it counts as 0. The explainer would ask the model."
-    )
