@@ -34,7 +34,6 @@ from nobsp.serialization import damage_in_words
 from nobsp.tabular import files
 from nobsp.tabular.as_published import AsPublished
 from nobsp.tabular.curves import function_of, read_term, value_readers
-from nobsp.tabular.examination import suggest_features
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.features import decoded_rows, input_values
 from nobsp.tabular.fewest import FewestFeatures, fewest_features
@@ -56,6 +55,7 @@ from nobsp.tabular.indexing import output_position, term_name
 from nobsp.tabular.predicting import classes_of_model
 from nobsp.tabular.setting import Options, Setting, open_rows, pose_problem, prepare_data
 from nobsp.tabular.shapes import ShapeCheck, check_shape
+from nobsp.tabular.suggestions import suggest_features
 from nobsp.tabular.weak_spots import WeakSpot, find_weak_spots, weak_spot_findings
 
 # By the option `reference`.

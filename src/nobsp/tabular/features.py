@@ -1,19 +1,16 @@
 """What a feature is: columns, name, kind, levels or range, and where its function is tabulated.
 
-In this order: the caller's columns and what each of them holds, how their values become the
-network's input, categories; then the domain of a feature, its points, and from codes back to
-values.
+In this order: the caller's columns, how their values become the network's input, categories; then
+the domain of a feature, its points, and which kind it is.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import narwhals as nw
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -31,6 +28,7 @@ from nobsp.network.columns import (
     resolve_features,
 )
 from nobsp.numerics import evenly_spaced
+from nobsp.tabular.decoding import decode_levels, decode_numbers, snap_to_known
 from nobsp.tabular.lookup import (
     Array,
     Axis,
@@ -42,51 +40,13 @@ from nobsp.tabular.lookup import (
     Places,
     value_rows,
 )
+from nobsp.tabular.seen import MOST_NUMBERS, Seen, look_at
 
 # What a caller may say about features: their names, or names with the columns of each.
 FeatureOption = Sequence[str] | Mapping[str, Any] | None
 
-# Distinct numbers of a column that are kept, for encoders that know no others; a one-hot group is
-# seldom wider.
-_MOST_NUMBERS = 4096
 # Baselines that are words, and are worked out from the rows.
 _BASELINE_WORDS = ("mean", "zero", "median", "mode")
-
-
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """What one of the caller's columns holds, missing values aside."""
-
-    numeric: bool  # whether it holds numbers or booleans only
-    # its distinct values in order; None where these are too many numbers, or not asked for
-    levels: list[Any] | None
-    # a value that may stand in the other columns while one feature is encoded: one that occurs
-    typical: Any
-    span: tuple[float, ...]  # smallest and largest number; empty without any
-    # numbers that follow their distribution; all distinct ones where they are few
-    quantiles: FloatArray
-
-    def merge(self, other: Seen, most: int) -> Seen:
-        """The column of two shares of a table; one that is text in either is text."""
-        ends = [*self.span, *other.span]
-        span = (min(ends), max(ends)) if ends else ()
-        if self.numeric != other.numeric:
-            text = other if self.numeric else self
-            return replace(text, span=span)
-
-        quantiles = np.unique(np.concatenate([self.quantiles, other.quantiles]))
-        levels = self._merge_levels(other, most)
-        return replace(self, levels=levels, span=span, quantiles=quantiles)
-
-    def _merge_levels(self, other: Seen, most: int) -> list[Any] | None:
-        """Levels of two shares, in order; None where either has none, or numbers are too many."""
-        if self.levels is None or other.levels is None:
-            return None
-        levels = [*self.levels, *other.levels]
-        if not self.numeric:
-            return _in_order(levels)
-        numbers = sorted(set(levels))[:MOST_CODES]
-        return None if len(numbers) > most else numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +92,7 @@ def _most_levels(
     most = {}
     for group, columns in zip(members, encoded, strict=True):
         if len(group) == 1:
-            most[group[0]] = min(_MOST_NUMBERS, max(MOST_LEVELS, len(columns) + 1))
+            most[group[0]] = min(MOST_NUMBERS, max(MOST_LEVELS, len(columns) + 1))
     return most
 
 
@@ -203,7 +163,7 @@ def _encoded_columns(
     most_levels = _most_levels(resolved.columns, encoded)
     seen = []
     for position, name in enumerate(own_names):
-        seen.append(_look_at(X, frame, position, name, most_levels.get(position, 0)))
+        seen.append(look_at(X, frame, position, name, most_levels.get(position, 0)))
 
     return Columns(
         features=Features(resolved.names, tuple(encoded)),
@@ -228,97 +188,6 @@ def whole_table(X: TableLike, adapted: Adapted) -> tuple[TableLike, Frame | None
     raise TypeError(
         f"X must be one frame or array where the model is a pipeline, found {type(X).__name__}."
     )
-
-
-# ---------------------------------------------------------------------- what a column holds
-
-
-def _look_at(X: TableLike, frame: Frame | None, position: int, name: str, most: int) -> Seen:
-    """What is in one column, with at most `most` numbers as levels.
-
-    No other column is looked at meanwhile.
-    """
-    if frame is None:
-        values = np.asarray(X[:, position])
-        if values.dtype.kind in "biuf":
-            return _see_numbers(values, most)
-        return _see_names(_count_objects(values), values.tolist(), name, most)
-
-    series = frame[:, position].alias("value")
-    if series.dtype.is_numeric() or series.dtype == nw.Boolean:
-        return _see_numbers(np.asarray(series.drop_nulls().to_numpy()), most)
-    if series.dtype == nw.Object:
-        objects = series.to_numpy()
-        return _see_names(_count_objects(objects), objects.tolist(), name, most)
-
-    counts = series.drop_nulls().value_counts(name="times")
-    times = dict(zip(counts["value"].to_list(), counts["times"].to_list(), strict=True))
-    absent = series.filter(series.is_null()).head(1).to_numpy()
-    return _see_names(times, absent.tolist(), name, most)
-
-
-def _see_names(times: Mapping[Any, int], absent: list[Any], name: str, most: int) -> Seen:
-    """A column of text or objects: how often each value occurs, and which are missing.
-
-    The missing ones are found among `absent`.
-    """
-    if all(isinstance(value, int | float | np.number | bool) for value in times):
-        numbers = np.array(list(times), dtype=np.float64)
-        return _see_numbers(np.repeat(numbers, list(times.values())), most)
-
-    levels = sorted(times, key=str)
-    if len(levels) > MOST_CODES:
-        warn_caller(
-            f"column {name!r} has {len(levels):,} levels, of which only the first {MOST_CODES:,} "
-            "in order are kept; leave it out if it numbers the rows."
-        )
-    return Seen(
-        numeric=False,
-        levels=_in_order([*levels, *absent]) if most else None,
-        typical=max(levels, key=times.__getitem__),
-        span=(),
-        quantiles=np.zeros(0),
-    )
-
-
-def _see_numbers(column: AnyArray, most: int) -> Seen:
-    """A column of numbers."""
-    values = column.astype(np.float64)
-    values = np.sort(values[~np.isnan(values)])
-    if len(values) == 0:
-        return Seen(
-            numeric=True,
-            levels=[],
-            typical=float("nan"),
-            span=(),
-            quantiles=values,
-        )
-
-    is_new = np.concatenate([[True], values[1:] != values[:-1]])
-    levels = values[is_new]
-    quantiles = levels
-    if len(levels) > _MOST_NUMBERS:
-        quantiles = np.unique(np.quantile(values, np.linspace(0, 1, _MOST_NUMBERS)))
-    return Seen(
-        numeric=True,
-        levels=levels.tolist() if len(levels) <= most else None,
-        # Not the average of two: an encoder may know only the values it has seen.
-        typical=float(values[len(values) // 2]),
-        span=(float(values[0]), float(values[-1])),
-        quantiles=quantiles,
-    )
-
-
-def _in_order(levels: list[Any]) -> list[Any]:
-    """Names in order, up to as many as are kept, and the value for a missing one if it occurs."""
-    missing = [value for value in levels if is_missing(value)]
-    names = {value for value in levels if not is_missing(value)}
-    return sorted(names, key=str)[:MOST_CODES] + missing[:1]
-
-
-def _count_objects(column: AnyArray) -> Counter[Any]:
-    """How often each value occurs, missing ones aside."""
-    return Counter(value for value in np.asarray(column, dtype=object) if not is_missing(value))
 
 
 # ---------------------------------------------------- the caller's values as the network takes them
@@ -497,16 +366,10 @@ _NEXT_TO_A_THRESHOLD = 1e-6
 _DECODED_POINTS = 4096
 # The same where only the range of a column is known.
 _POINTS_OF_A_RANGE = 256
-# A row is at a level, or missing, when its code is so close to that of the level: codes may be
-# float32.
-_SAME_LEVEL = 1e-6
-_SAME_CODE = 1e-9
 # How far a value between two known ones is tried, and how far its code may move, as shares of their
 # distances.
 _STEP_BETWEEN = 1e-6
 _LARGEST_MOVE = 1e-3
-# Rows that are compared with all known codes at once: distances to 4,096 of them take 32 MB.
-_COMPARED_AT_ONCE = 1024
 # What libraries call the types of dates and durations.
 _DATES = ("Timestamp", "datetime", "date", "datetime64", "Timedelta", "timedelta")
 
@@ -748,7 +611,7 @@ class Domain:
         if self.plain:
             return {member: inputs[:, k].numpy() for k, member in enumerate(members)}
         if self.levels is not None and self.level_inputs is not None:
-            return _decode_levels(inputs, self.levels, self.level_inputs)
+            return decode_levels(inputs, self.levels, self.level_inputs)
         if self.span is None:
             return {}
         return {members[0]: self._decode_numbers(inputs)}
@@ -757,15 +620,7 @@ class Domain:
         """The numbers whose codes some rows have, NaN for those of missing ones."""
         numbers = self._numbers_to_compare()
         codes = self.encode(numbers[:, None])
-        decoded = _invert_line(inputs, codes, numbers)
-        if decoded is None:
-            decoded = _spread_over_ties(inputs, codes, numbers)
-
-        if self.missing is None or not _is_told_apart(self.missing, codes):
-            return decoded
-        tolerance = _SAME_CODE * (1 + self.missing.abs().max())
-        is_absent = (inputs - self.missing).abs().amax(1) <= tolerance
-        return np.where(is_absent.numpy(), np.nan, decoded)
+        return decode_numbers(inputs, codes, numbers, self.missing)
 
     def _numbers_to_compare(self) -> Array:
         """Increasing numbers of the column, few enough to compare rows with their codes."""
@@ -1019,81 +874,6 @@ def _takes_values_between(encode: Encode, known: Array) -> bool:
     return bool((moves <= _LARGEST_MOVE * range_of_codes).all())
 
 
-# ---------------------------------------------------------------------- from codes back to values
-
-
-def _decode_levels(
-    inputs: Tensor, axis: LevelAxis, codes: Tensor
-) -> dict[int, NDArray[np.generic]]:
-    """The levels whose codes some rows have, by column; what has none is missing."""
-    position, distance = _nearest(inputs, codes)
-    is_known = distance <= _SAME_LEVEL
-
-    levels = axis.levels
-    if isinstance(levels, tuple):
-        # The last stands for what is no level.
-        names = np.array([*levels, None], dtype=object)
-        return {axis.columns[0]: names[np.where(is_known, position, len(levels))]}
-    return {
-        column: np.where(is_known, levels[position, k], np.nan)
-        for k, column in enumerate(axis.columns)
-    }
-
-
-def _invert_line(inputs: Tensor, codes: Tensor, numbers: Array) -> Array | None:
-    """Numbers read backwards off an encoding that only rises or only falls; None for any other."""
-    # Columns that say whether a number is missing are the same for all that are not.
-    if not bool((codes[:, 1:] == codes[:1, 1:]).all()):
-        return None
-
-    line = codes[:, 0].numpy()
-    direction = np.sign(line[-1] - line[0])
-    if len(line) < 2 or not (direction * np.diff(line) > 0).all():
-        return None
-    decoded: Array = np.interp(direction * inputs[:, 0].numpy(), direction * line, numbers)
-    return decoded
-
-
-def _spread_over_ties(rows: Tensor, codes: Tensor, numbers: Array) -> Array:
-    """Per row a number with its code.
-
-    Rows of one code share the numbers that have it evenly, as bins do.
-    """
-    distinct_codes, owner = torch.unique(codes, dim=0, return_inverse=True)
-    code_of_row, _ = _nearest(rows, distinct_codes)
-
-    decoded = np.zeros(len(rows))
-    for code in np.unique(code_of_row):
-        of_code = np.flatnonzero(code_of_row == code)
-        candidates = numbers[(owner == int(code)).numpy()]
-        turns = np.arange(len(of_code)) * len(candidates) // max(len(of_code), 1)
-        decoded[of_code] = candidates[turns % len(candidates)]
-    return decoded
-
-
-def _is_told_apart(missing: Tensor, codes: Tensor) -> bool:
-    """Whether the code of a missing number is that of no number."""
-    if codes.shape[1] == 1:
-        return not bool(codes.amin() <= missing.amin() <= codes.amax())
-    _, distance = _nearest(missing, codes)
-    return not bool(distance[0] <= _SAME_CODE)
-
-
-def _nearest(rows: Tensor, known: Tensor) -> tuple[Places, Array]:
-    """Per row the position of the nearest of some known rows, and its distance from it.
-
-    The distance is a share of the size of the known rows.
-    """
-    if not len(rows):
-        return np.zeros(0, np.intp), np.zeros(0)
-
-    closest = [torch.cdist(part, known).min(1) for part in torch.split(rows, _COMPARED_AT_ONCE)]
-    positions = torch.cat([part.indices for part in closest]).numpy().astype(np.intp)
-    distances = torch.cat([part.values for part in closest]).numpy()
-    size = 1 + float(known.abs().max())
-    return positions, distances / size
-
-
 def decoded_rows(
     columns: Columns, adapted: Adapted, summary: Summary, rows: Tensor
 ) -> NDArray[np.object_]:
@@ -1109,16 +889,5 @@ def decoded_rows(
     for column, values in own_columns(domains, rows.double()).items():
         known = columns.seen[column].quantiles
         is_number = values.dtype.kind == "f" and len(known)
-        table[:, column] = _snapped(values.astype(np.float64), known) if is_number else values
+        table[:, column] = snap_to_known(values.astype(np.float64), known) if is_number else values
     return table
-
-
-def _snapped(values: Array, known: Array) -> Array:
-    """Numbers that differ by rounding from known ones, increasing, as these."""
-    after = np.clip(np.searchsorted(known, values), 1, len(known) - 1) if len(known) > 1 else 0
-    before = np.maximum(after - 1, 0)
-    is_before = np.abs(values - known[before]) <= np.abs(values - known[after])
-    nearest = np.where(is_before, known[before], known[after])
-    width = max(float(known[-1] - known[0]), _LEAST_DISTANCE)
-    snapped: Array = np.where(np.abs(values - nearest) <= _SAME_LEVEL * width, nearest, values)
-    return snapped

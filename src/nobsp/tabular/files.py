@@ -18,9 +18,10 @@ from nobsp.network.readout import Readout, as_model_takes
 from nobsp.projection import Ridge
 from nobsp.published import Accumulator, Isolation, Plan, Published, Solution
 from nobsp.tabular.consistency import require_readable
-from nobsp.tabular.features import Columns, Seen, input_values
+from nobsp.tabular.features import Columns, input_values
 from nobsp.tabular.fitted import Estimate, Fitted, Method
 from nobsp.tabular.functions import CLASSES
+from nobsp.tabular.seen import Seen
 from nobsp.tabular.setting import find_readout, plain
 from nobsp.tabular.tables import DirectTerm
 

@@ -1,18 +1,16 @@
 """What is known before anything is estimated: options, model, columns, and the rows in memory.
 
-Held-out rows are a fair judge only where they are no copies of rows that were fitted on. Identical
-rows always go together, and so do rows of a group that the caller names. For groups that nobody
-named there are neighbourhoods.
-
-In this order: options, the problem and its setting; then the rows: read in batches, repeated by
-weight, shared among processes, sampled into memory, dealt into folds.
+In this order: options, the problem and its setting; then the rows: read in batches, shared among
+processes, sampled into memory, dealt into folds. Identical rows always share a fold, and so do rows
+of a group that the caller names: held-out rows are a fair judge only where they are no copies of
+rows that were fitted on. For groups that nobody named there are neighbourhoods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain, combinations, islice
 from typing import Any
@@ -22,20 +20,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nobsp._typing import AnyArray, ArrayLike, FloatArray, ModelLike, TableLike
+from nobsp._typing import AnyArray, ArrayLike, ModelLike, TableLike
 from nobsp.arguments import (
-    as_numpy,
     names_of,
     number_outputs,
-    numbers_of,
     require_choice,
     require_whole_number,
-    suggest,
 )
 from nobsp.calibration import Run
 from nobsp.calibration.local import Fold, is_ray
-from nobsp.calibration.ray import RayRows, RayRun, first_batch
-from nobsp.frames import frame_of, is_missing, take_rows
+from nobsp.calibration.ray import RayRun
 from nobsp.models import adapt
 from nobsp.models.coded import Runs
 from nobsp.network.adapted import Adapted, grouping_rows, join_grouping_rows
@@ -55,7 +49,10 @@ from nobsp.tabular.features import (
     own_columns,
     whole_table,
 )
-from nobsp.tabular.lookup import Chunk, Places
+from nobsp.tabular.groups import resolve_groups
+from nobsp.tabular.lookup import Chunk
+from nobsp.tabular.ray import DatasetRows, dataset_rows
+from nobsp.tabular.weights import count_in_memory, repeat_rows
 
 # Share of a limit that the rows used for finding the head may have.
 _PROBE_SHARE = 0.01
@@ -490,17 +487,6 @@ def names_of_outputs(
 # ---------------------------------------------------------------------- the rows: read in batches
 
 
-# Rows that weights repeat a table to: so many times its own, where that is no more than a sample
-# has.
-_MOST_REPEATS = 32
-# The same where a table has more rows than that: weights are then rounded.
-_FEWEST_REPEATS = 4
-# Weights are whole multiples of the smallest where they differ from one by no more than this share.
-_WHOLE = 1e-9
-# Bytes of a number in a batch, for how many rows a worker takes at once.
-_BYTES_OF_A_NUMBER = 8
-
-
 class TableRows:
     """A table's rows in batches, read as often as it allows; rows looked at first are not lost."""
 
@@ -533,94 +519,7 @@ class TableRows:
         return list(self._held)
 
 
-@dataclass(eq=False)
-class DatasetRows(RayRows):
-    """A Ray dataset's rows."""
-
-    source: Source = field(kw_only=True)  # what is known of them
-    probe: Tensor = field(kw_only=True)  # the first of them
-    tables: RayRows = field(kw_only=True)  # the dataset's blocks as they are
-
-
 Rows = TableRows | DatasetRows
-
-
-# ---------------------------------------------------------------------- rows repeated by weight
-
-
-def count_in_memory(X: TableLike, *, several: bool, argument: str) -> int:
-    """How many rows there are; raises a TypeError where they are not in memory.
-
-    `several` says whether the model has several inputs.
-    """
-    parts = _inputs_of(X, several=several)
-    if not all(len(getattr(part, "shape", ())) > 0 for part in parts):
-        raise TypeError(
-            f"{argument} needs X as an array, a tensor or a frame, found {type(X).__name__}."
-        )
-    return int(parts[0].shape[0])
-
-
-def _inputs_of(X: TableLike, *, several: bool) -> tuple[TableLike, ...]:
-    """The tables that the inputs of a model take."""
-    if several and isinstance(X, Mapping):
-        return tuple(X.values())
-    if several and isinstance(X, tuple | list):
-        return tuple(X)
-    return (X,)
-
-
-def repeat_rows(
-    X: TableLike, sample_weight: ArrayLike, *, several: bool
-) -> tuple[TableLike, int, Places]:
-    """The rows as often as their weights say, how many there were, and which one each is."""
-    n_rows = count_in_memory(X, several=several, argument="sample_weight")
-    parts = _inputs_of(X, several=several)
-    weight = numbers_of(sample_weight, name="sample_weight")
-    if weight.shape != (n_rows,) or any(part.shape[0] != n_rows for part in parts):
-        raise ValueError(
-            f"sample_weight has the shape {weight.shape}; pass one weight for each of the {n_rows} "
-            "rows."
-        )
-    if not (np.isfinite(weight).all() and weight.min() >= 0 and weight.max() > 0):
-        raise ValueError(
-            "sample_weight must be finite and not negative, with one weight above zero at least."
-        )
-
-    positions = np.repeat(np.arange(n_rows), _count_repeats(weight))
-    repeated = [take_rows(part, positions) for part in parts]
-    return _like_inputs(X, repeated, several=several), int((weight > 0).sum()), positions
-
-
-def _count_repeats(weight: FloatArray) -> Places:
-    """How often each row is repeated to stand for its weight.
-
-    Exact where weights are whole multiples, rounded otherwise.
-    """
-    weight = weight / weight.max()
-    counts = weight / weight[weight > 0].min()
-
-    n_rows = len(weight)
-    most = max(min(_MOST_REPEATS * n_rows, SAMPLE_ROWS), _FEWEST_REPEATS * n_rows)
-    are_whole = np.abs(counts - np.rint(counts)).max() <= _WHOLE * counts.max()
-    if not are_whole or counts.sum() > most:
-        # Rounded as they add up, so that rows alike have their weight together however small each
-        # one's is.
-        total = np.cumsum(weight) * (most / weight.sum())
-        counts = np.diff(np.rint(total), prepend=0.0)
-
-    # At least once, so that no level and no end of a range is lost.
-    counts = np.where(weight > 0, np.maximum(np.rint(counts), 1), 0)
-    return counts.astype(np.intp)
-
-
-def _like_inputs(X: TableLike, parts: list[TableLike], *, several: bool) -> TableLike:
-    """Tables put together as the caller's inputs were."""
-    if several and isinstance(X, Mapping):
-        return dict(zip(X, parts, strict=True))
-    if several and isinstance(X, tuple | list):
-        return tuple(parts)
-    return parts[0]
 
 
 # ----------------------------------------------------------------- rows on one or several processes
@@ -636,7 +535,7 @@ def open_rows(
 ) -> Rows:
     """The rows of `X`. Only one process needs to have rows; all must have the same columns."""
     if isinstance(run, RayRun):
-        return _dataset_rows(X, adapted, batch_size, columns)
+        return dataset_rows(X, adapted, batch_size, columns)
     if is_ray(X):
         raise ValueError(
             "X is a Ray dataset; call fit in one process, with engine=nobsp.RayCluster()."
@@ -689,66 +588,6 @@ def _first_share(run: Run, rows: TableRows | None) -> _Share:
                 f"{first.rank}; all need the same."
             )
     return first
-
-
-def _dataset_rows(
-    X: TableLike, adapted: Adapted, batch_size: int, columns: Sequence[str] | None
-) -> DatasetRows:
-    """The rows of a Ray dataset."""
-    if not is_ray(X):
-        raise TypeError(
-            f"engine is RayCluster, but X is a {type(X).__name__}; pass a ray.data.Dataset."
-        )
-    first = first_batch(X, PROBE_ROWS, argument="X", batch_format="pandas")
-    # As `ray.data.from_numpy` makes them.
-    are_arrays = first.shape[1] == 1 and np.ndim(first.iloc[0, 0]) == 1
-    names = None if columns is None else tuple(columns)
-
-    tables = partial(_tables_of_block, are_arrays=are_arrays)
-    # Only the encoder is sent along to the workers, not the network.
-    batches = partial(
-        _batches_of_block, tables=tables, names=names, encode=adapted.encode, batch_size=batch_size
-    )
-    source = batches(first)
-
-    # All batches have the columns of the first.
-    own_names = None if are_arrays else names or tuple(str(name) for name in first.columns)
-    source = replace(source, names=own_names)
-    row_bytes = _BYTES_OF_A_NUMBER * source.columns
-    return DatasetRows(
-        X,
-        partial(batches, names=own_names),
-        batch_size,
-        row_bytes,
-        source=source,
-        probe=next(iter(source)),
-        tables=RayRows(X, tables, batch_size, row_bytes),
-    )
-
-
-def _tables_of_block(block: TableLike, *, are_arrays: bool) -> list[TableLike]:
-    """A block of a Ray dataset as a table."""
-    if not are_arrays:
-        return [block]
-    return [np.stack([np.asarray(row) for row in block.iloc[:, 0]])]
-
-
-def _batches_of_block(
-    block: TableLike,
-    *,
-    tables: Callable[[TableLike], list[TableLike]],
-    names: tuple[str, ...] | None,
-    encode: Callable[[Any], Any] | None,
-    batch_size: int,
-) -> Source:
-    """A block of a Ray dataset in batches."""
-    return batches_of(
-        tables(block)[0],
-        batch_size=batch_size,
-        encode=encode,
-        columns=names,
-        argument="X (in one of its batches)",
-    )
 
 
 # --------------------------------------------------------------- what rows tell before they are run
@@ -938,94 +777,6 @@ FEWEST_IN_NEIGHBOURHOOD = 4
 # no conclusion.
 _CENTRE_ROWS = 4096
 _MOVES = 8
-
-
-def resolve_groups(
-    X: TableLike, groups: ArrayLike, *, model: ModelLike, features: Any, rows: int | None
-) -> tuple[Any, Codes]:
-    """The rows without a column that only names groups, and the group of every row as a number.
-
-    A column that the model takes stays a feature. A model that names no columns is taken not to
-    know it, unless `features` names it.
-    """
-    if isinstance(groups, str):
-        X, values = _take_column(X, groups, model=model, features=features)
-    else:
-        values = _group_values(groups)
-
-    expected = len(values) if rows is None else rows
-    if values.shape != (expected,):
-        raise ValueError(
-            f"groups has the shape {values.shape}; pass one group for each of the {expected:,} "
-            "rows."
-        )
-
-    missing = [position for position, value in enumerate(values.tolist()) if is_missing(value)]
-    if missing:
-        raise ValueError(
-            f"groups has a missing value in row {missing[0]}; give every row a group. A row on its "
-            "own needs its own group."
-        )
-
-    _, codes = np.unique(
-        values.astype(str) if values.dtype == object else values, return_inverse=True
-    )
-    if codes.max(initial=0) == 0:
-        raise ValueError(
-            "groups has one group only, so that no rows could be held out; name at least two, or "
-            "leave it out."
-        )
-
-    return X, codes.astype(np.intp)
-
-
-def _group_values(groups: ArrayLike) -> AnyArray:
-    """Groups from anything that holds one value per row."""
-    frame = frame_of(groups)
-    if frame is not None and len(frame.columns) == 1:
-        return np.asarray(frame[:, 0].to_numpy())
-    if hasattr(groups, "to_numpy"):
-        return np.asarray(groups.to_numpy())
-    return as_numpy(groups)
-
-
-def _take_column(
-    X: TableLike, name: str, *, model: ModelLike, features: Any
-) -> tuple[Any, AnyArray]:
-    """A column of a frame, and the frame, without it where the model does not take it."""
-    frame = frame_of(X)
-    if frame is None:
-        raise TypeError(
-            f"groups is the name {name!r}, but X is a {type(X).__name__} without names; pass the "
-            "groups themselves."
-        )
-    columns = [str(column) for column in frame.columns]
-    if name not in columns:
-        raise ValueError(
-            f"groups names {name!r}, but X has no such column; {suggest(name, columns)}"
-        )
-    position = columns.index(name)
-    values = np.asarray(frame[:, position].to_numpy())
-    if name in _columns_of_model(model, features):
-        return X, values
-    others = [column for column in range(len(columns)) if column != position]
-    return frame[:, others].to_native(), values
-
-
-def _columns_of_model(model: ModelLike, features: Any) -> set[str]:
-    """Names of columns that a model says it takes, or that the caller made features of."""
-    names: set[str] = set()
-    for attribute in ("feature_names_in_", "feature_names_", "feature_name_"):
-        stated = getattr(model, attribute, None)
-        if stated is not None and not callable(stated):
-            names |= {str(name) for name in stated}
-    if isinstance(features, Mapping):
-        for members in features.values():
-            listed = [members] if isinstance(members, str) else members
-            names |= {str(member) for member in listed} if isinstance(listed, Sequence) else set()
-    elif features is not None:
-        names |= {str(name) for name in features}
-    return names
 
 
 def sampled_positions(rows: int, batch_size: int) -> NDArray[np.intp]:
