@@ -11,8 +11,7 @@ nobody else can draw meanwhile, states are compared before and after. If other t
 numbers, or the process was forked, we do not read torch's state (its lock may be held); we watch
 operations and save the state just before the first draw.
 
-In this order: torch's modes, the visit, the guard, random numbers, the stand-in, layers and
-devices, counts.
+In this order: torch's modes, the visit, random numbers, the stand-in, layers and devices, counts.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial, wraps
 from threading import local
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -48,6 +47,7 @@ from torch.utils._python_dispatch import (
 )
 
 from nobsp.arguments import quote
+from nobsp.network.guard import Guard
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -245,7 +245,7 @@ class Visit:
         self.draws_numbers = False  # whether the model has drawn random numbers so far
         # Buffers that are copied in inference mode could not be used for gradients.
         self._stand_in = run_in_ordinary_modes(lambda: make_stand_in(model))
-        self._observers: list[_Observer] = []
+        self._observers: list[Observer] = []
 
     def __call__(self, x: Tensor) -> Any:
         """The result of one forward pass."""
@@ -264,7 +264,7 @@ class Visit:
     @contextmanager
     def observing(self, part: nn.Module, side: Side, hook: Hook) -> Iterator[None]:
         """Calls `hook` before a module runs, with its keywords, or after it has run."""
-        observer = _Observer(self.part(part), side, _on_processor(hook))
+        observer = Observer(self.part(part), side, _on_processor(hook))
         if self._stand_in is not None:
             handle = observer.register()
             try:
@@ -296,7 +296,9 @@ class Visit:
         if self._stand_in is not None:
             return self._stand_in.model(x)
 
-        guard = _Guard(self.model, list(self._observers))
+        # Hooks of its own, so that the guard of another thread does not take them away.
+        observers = [observer.copy() for observer in self._observers]
+        guard = Guard(self.model, observers)
 
         def run() -> Any:
             guard.begin()
@@ -316,14 +318,19 @@ class Visit:
 
 
 @dataclass(eq=False)
-class _Observer:
+class Observer:
     """A hook and the module it is for."""
 
     part: nn.Module
     side: Side
     hook: Hook
 
+    def copy(self) -> Observer:
+        """The same with a hook that can be told from this one's."""
+        return Observer(self.part, self.side, partial(self.hook))
+
     def register(self) -> Any:
+        """Lets the module call the hook; what is returned ends that."""
         if self.side == "input":
             return self.part.register_forward_pre_hook(self.hook, with_kwargs=True)
         return self.part.register_forward_hook(self.hook)
@@ -374,112 +381,6 @@ def _eagerly(compiled: bool) -> Any:
         )
     return torch.compiler.set_stance("force_eager")
 
-
-# -------------------------------------------------------- the guard of a model that has no stand-in
-
-
-@dataclass(eq=False)
-class _Noted:
-    """The state of a module to which it returns when the last guard ends."""
-
-    part: nn.Module
-    training: bool
-    # By name the buffer itself and a copy of its values.
-    buffers: dict[str, tuple[Tensor | None, Tensor | None]]
-    guards: set[_Guard] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, part: nn.Module) -> _Noted:
-        buffers = {
-            name: (buffer, None if buffer is None else buffer.detach().clone())
-            for name, buffer in part._buffers.items()
-        }
-        return cls(part, part.training, buffers)
-
-    def restore(self) -> None:
-        """Give the module its flag and buffers back; this may be done again."""
-        self.part.training = self.training
-        for name in self.part._buffers.keys() - self.buffers.keys():
-            del self.part._buffers[name]
-        for name, (buffer, values) in self.buffers.items():
-            self.part._buffers[name] = buffer
-            if buffer is not None and values is not None and not torch.equal(buffer, values):
-                with torch.no_grad():
-                    buffer.copy_(values)
-
-
-# By the module's id, and only while a guard holds it, which keeps the module alive.
-_noted: dict[int, _Noted] = {}
-_noted_lock = threading.RLock()
-
-
-class _Guard:
-    """Holds a model in evaluation mode and observed during one forward pass.
-
-    Other threads may do the same.
-    """
-
-    def __init__(self, model: nn.Module, observers: list[_Observer]) -> None:
-        self.thread = threading.get_ident()
-        self.parts = list(model.modules())
-        # Hooks of its own, so that the guard of another thread does not take them away.
-        self.observers = [
-            _Observer(observer.part, observer.side, functools.partial(observer.hook))
-            for observer in observers
-        ]
-
-    def begin(self) -> None:
-        """Note, then change: what is not noted yet is not changed yet."""
-        with _noted_lock:
-            for part in self.parts:
-                noted = _noted.get(id(part))
-                if noted is None:
-                    noted = _Noted.of(part)
-                    _noted[id(part)] = noted
-                noted.guards.add(self)
-                # Not part.eval(): user code may override train() with side effects (merging
-                # adapters, say).
-                part.training = False
-            for observer in self.observers:
-                observer.register()
-
-    def end(self) -> None:
-        """Take hooks away, and restore what no other guard holds; this may be done again."""
-        with _noted_lock:
-            for observer in self.observers:
-                observer.unregister()
-            for part in self.parts:
-                noted = _noted.get(id(part))
-                if noted is None:
-                    continue
-                noted.guards.discard(self)
-                if not noted.guards:
-                    noted.restore()
-                    _noted.pop(id(part), None)
-
-
-def _leave_other_threads_behind() -> None:
-    """Ends the guards of threads that do not exist in a forked child.
-
-    The lock that such threads may hold is renewed.
-    """
-    global _noted_lock
-    _noted_lock = threading.RLock()
-    gone = {
-        guard
-        for noted in _noted.values()
-        for guard in noted.guards
-        if guard.thread != threading.get_ident()
-    }
-    for guard in gone:
-        guard.end()
-    for noted in [noted for noted in _noted.values() if not noted.guards]:
-        noted.restore()
-        _noted.pop(id(noted.part), None)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_other_threads_behind)
 
 # ---------------------------------------------------------------------- random numbers
 
@@ -913,6 +814,11 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
+
+
+def plain_name(name: str) -> str:
+    """A module's name without what `torch.compile` puts into it."""
+    return (name + ".").replace("_orig_mod.", "").rstrip(".")
 
 
 # ---------------------------------------------------------------------- layers and devices

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nobsp.arguments import join_names, suggest
+from nobsp.arguments import join_names
+from nobsp.network.embeddings import embedded_columns
 from nobsp.network.guest import (
     GlobalGeneratorStates,
     Place,
@@ -31,9 +32,11 @@ from nobsp.network.guest import (
     device_and_dtype,
     evaluation_mode,
     hooked,
+    plain_name,
     portable,
     unwrap,
 )
+from nobsp.network.layers import explain_failure, find_part
 
 # What runs the model on rows: their representation, (rows, width).
 Represent = Callable[[Tensor], Tensor]
@@ -147,7 +150,10 @@ class Readout:
                 probing.dtype,
                 named=head is not None,
             )
-            columns = _embedded_columns(module, probing.run, rows, probing.prepare)
+            columns: tuple[int, ...] = ()
+            embeddings = _embeddings(module)
+            if embeddings:
+                columns = embedded_columns(embeddings, probing.run, rows, probing.prepare)
 
         return cls(
             module=module,
@@ -330,7 +336,7 @@ def as_model_takes(rows: Tensor, readout: Readout) -> Tensor:
 def fingerprint_of(module: nn.Module, head: str) -> str:
     """SHA-256 over a model's state and the name of its head."""
     digest = hashlib.sha256(f"head={head}\n".encode())
-    state = {plain(name): value for name, value in module.state_dict().items()}
+    state = {plain_name(name): value for name, value in module.state_dict().items()}
     for name in sorted(state):
         value = state[name]
         if isinstance(value, Tensor):
@@ -435,7 +441,13 @@ def _linear_layers(module: nn.Module) -> dict[str, nn.Module]:
             return False
         return part.groups == 1 and all(size == 1 for size in part.kernel_size)
 
-    return {plain(name): part for name, part in module.named_modules() if is_linear(part)}
+    return {plain_name(name): part for name, part in module.named_modules() if is_linear(part)}
+
+
+def _embeddings(module: nn.Module) -> dict[str, nn.Module]:
+    """The layers in which codes are looked up, by name."""
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    return {name: part for name, part in module.named_modules() if isinstance(part, kinds)}
 
 
 def _choose_layers(module: nn.Module, head: str | nn.Module | None) -> dict[str, nn.Module]:
@@ -752,95 +764,6 @@ def _agrees(logits: Tensor, output: Tensor, allowed: Tensor, link: str, dtype: t
     return bool(((expected - output).abs() <= tolerance).all())
 
 
-def _embedded_columns(
-    module: nn.Module,
-    run: Visit,
-    probe: Tensor,
-    prepare: Callable[[Tensor], Tensor],
-) -> tuple[int, ...]:
-    """Columns of `probe` whose integer part is looked up in an embedding.
-
-    The part may be shifted by a constant.
-    """
-    layers: dict[str, nn.Module] = {
-        name: part
-        for name, part in module.named_modules()
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag)
-    }
-    if not layers or probe.ndim != 2:
-        return ()
-
-    codes = probe.detach().to("cpu", torch.float64).trunc()
-    lookups = _lookups_of(probe, layers, run, prepare)
-    embedded: set[int] = set()
-    for number, lookup in enumerate(lookups):
-        candidates = lookup.like_columns(codes)
-        if len(candidates) == 1 and lookup.varies:
-            embedded |= candidates
-        # Constant columns, or two with the same codes, may agree by chance: one is changed, and
-        # looked up again.
-        for column in candidates - embedded:
-            changed = lookup.with_next_codes(probe, column)
-            after = _lookups_of(changed, layers, run, prepare)
-            is_the_same = len(after) == len(lookups) and torch.equal(
-                after[number].indices, lookup.indices
-            )
-            if not is_the_same:
-                embedded.add(column)
-    return tuple(sorted(embedded))
-
-
-@dataclass(frozen=True, eq=False)
-class _Lookup:
-    """What was looked up in an embedding at one position of every row."""
-
-    indices: Tensor  # (rows,)
-    levels: int  # of the embedding
-
-    @property
-    def varies(self) -> bool:
-        """Whether rows differ in it."""
-        return bool((self.indices != self.indices[0]).any())
-
-    def like_columns(self, codes: Tensor) -> set[int]:
-        """Columns that are the indices but for a constant."""
-        shift = self.indices[:, None].to(torch.float64) - codes
-        is_constant = (shift == shift[:1]).all(dim=0)
-        return set(is_constant.nonzero().flatten().tolist())
-
-    def with_next_codes(self, rows: Tensor, column: int) -> Tensor:
-        """Rows with a column moved to the next valid code.
-
-        In this way no lookup leaves the embedding.
-        """
-        changed = rows.detach().clone()
-        step = (self.indices + 1) % self.levels - self.indices
-        changed[:, column] += step.to(changed.device, changed.dtype)
-        return changed
-
-
-def _lookups_of(
-    rows: Tensor,
-    layers: dict[str, nn.Module],
-    run: Visit,
-    prepare: Callable[[Tensor], Tensor],
-) -> list[_Lookup]:
-    """What is looked up during a forward pass, in the order in which it is."""
-    lookups: list[_Lookup] = []
-
-    def see(_: str, layer: nn.Module, indices: Tensor) -> None:
-        if not indices.ndim or indices.shape[0] != len(rows):
-            return
-        levels = len(torch.as_tensor(layer.weight))
-        by_position = indices.detach().to("cpu", torch.int64).reshape(len(rows), -1).T
-        lookups.extend(_Lookup(position.clone(), levels) for position in by_position)
-
-    with hooked(run, layers, "input", see) as here:
-        here.on = True
-        run(prepare(rows))
-    return lookups
-
-
 def log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool = False) -> Tensor:
     """Log-odds of one class per row: its logit less that of the sum of the others.
 
@@ -984,79 +907,3 @@ def _worst(expected: Outputs, repeated: Outputs, tolerance: Mapping[str, float])
         if largest > tolerance[path]:
             return largest
     return None
-
-
-# ----------------------------------------------------------- layers by name, and what failures mean
-
-
-def plain(name: str) -> str:
-    """A module's name without what `torch.compile` puts into it."""
-    return (name + ".").replace("_orig_mod.", "").rstrip(".")
-
-
-def find_part(
-    module: nn.Module, layer: str | nn.Module, *, argument: str, offer: Iterable[str] = ()
-) -> tuple[str, nn.Module]:
-    """A module of the model that the caller named or passed, with its name.
-
-    An error for any other offers the likely ones.
-    """
-    parts = {plain(name): part for name, part in module.named_modules(remove_duplicate=False)}
-    if isinstance(layer, nn.Module):
-        original = unwrap(layer)
-        name = next((name for name, part in parts.items() if unwrap(part) is original), None)
-        if name is None:
-            raise ValueError(
-                f"{argument} is a {type(original).__name__} that is not part of the model."
-            )
-        return name, parts[name]
-
-    if not isinstance(layer, str):
-        raise TypeError(
-            f"{argument} must be a layer's name or the layer itself, found {type(layer).__name__}."
-        )
-
-    name = plain(layer)
-    # As a DataParallel wrapper gives it, `module.fc` means `fc`.
-    name = name if name in parts else name.removeprefix("module.")
-    if name not in parts:
-        known = dict.fromkeys([*offer, *filter(None, parts)])
-        raise ValueError(f"{argument}={layer!r} is not in the model; {suggest(name, known)}")
-
-    return name, parts[name]
-
-
-def explain_failure(
-    failure: Exception,
-    x: Tensor,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    embedded: Sequence[int] = (),
-) -> None:
-    """Raise an error that says what to do, if `failure` is one of the known kinds; else return."""
-    said = str(failure)
-    # What torch and oneDNN say when a processor lacks a precision.
-    lacks = "not implemented for" in said or "could not create a primitive" in said
-    if dtype in (torch.float16, torch.bfloat16) and lacks:
-        raise TypeError(
-            f"model is {str(dtype).removeprefix('torch.')} and {device.type} cannot run it in that "
-            f"precision ({said}); pass copy.deepcopy(model).float(), or move the model to a device "
-            "that can."
-        ) from failure
-
-    if "shapes cannot be multiplied" in said and x.ndim == 2:
-        rows = f"rows with {x.shape[1]} columns ({said})"
-        raise ValueError(
-            f"the model cannot take {rows}; pass the columns it was trained on."
-        ) from failure
-
-    if isinstance(failure, IndexError) and "out of range" in said:
-        largest = [
-            f"column {column} goes up to {float(x[:, column].max()):g}" for column in embedded
-        ]
-        details = f": {', '.join(largest)}" if largest else ""
-        raise ValueError(
-            f"the rows hold a code outside the range of an embedding{details}; use the codes the "
-            "model was trained on."
-        ) from failure

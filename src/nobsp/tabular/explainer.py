@@ -26,10 +26,9 @@ from nobsp.calibration.ray import RayRun
 from nobsp.deprecation import USUAL_CONFIDENCE, argument_of, warn_renamed
 from nobsp.elsewhere import EXPLAINER
 from nobsp.models import adapt
-from nobsp.network.batches import with_progress
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
 from nobsp.network.guest import checked_device, keeps_torch_modes
-from nobsp.network.readout import Network, as_model_takes, running_on
+from nobsp.network.readout import Network, running_on
 from nobsp.serialization import damage_in_words
 from nobsp.tabular import files
 from nobsp.tabular.as_published import AsPublished
@@ -39,7 +38,7 @@ from nobsp.tabular.features import decoded_rows, input_values
 from nobsp.tabular.fewest import FewestFeatures, fewest_features
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fit_together import FitTogether
-from nobsp.tabular.fitted import Fitted, Method, removal_effects, stand_ins
+from nobsp.tabular.fitted import Fitted, Method
 from nobsp.tabular.functions import Functions, with_bands
 from nobsp.tabular.health import (
     ExplainedWorseWarning,
@@ -53,6 +52,7 @@ from nobsp.tabular.health import (
 )
 from nobsp.tabular.indexing import output_position, term_name
 from nobsp.tabular.predicting import classes_of_model
+from nobsp.tabular.removal import measure_removal
 from nobsp.tabular.setting import Options, Setting, open_rows, pose_problem, prepare_data
 from nobsp.tabular.shapes import ShapeCheck, check_shape
 from nobsp.tabular.suggestions import suggest_features
@@ -473,30 +473,16 @@ class NObSP(Explainer):
         """
         fitted = self._fitted
         require_whole_number("values", values, least=2)
-        effects = []
         with fitted.unseen_levels(), running_on(fitted.readout, self.device) as represent:
-            replaced = stand_ins(fitted, int(values), background, batch_size=int(self.batch_size))
-            source = fitted.source(X, int(self.batch_size))
-            for batch in with_progress(
-                source, total=source.rows, enabled=progress, description="explaining"
-            ):
-                inputs = as_model_takes(batch, fitted.readout)
-                effects.append(
-                    removal_effects(
-                        represent, fitted.readout, inputs, replaced, int(self.batch_size)
-                    )
-                )
-
-        measured = torch.cat(effects)
-        unanswered = ~measured.isfinite().flatten(1).all(1)
-        if bool(unanswered.any()):
-            row = int(unanswered.nonzero()[0])
-            raise ValueError(
-                f"X has rows for which the model gives no finite answer, row {row} the first; "
-                "leave them out."
+            return measure_removal(
+                fitted,
+                represent,
+                X,
+                most_values=int(values),
+                background=background,
+                batch_size=int(self.batch_size),
+                progress=progress,
             )
-
-        return measured.numpy()
 
     @keeps_torch_modes
     def check_shape(

@@ -62,14 +62,12 @@ from nobsp.tabular.grids import (
     BudgetSpentError,
     Effort,
     Meter,
-    Shortcut,
     Tabulator,
     UnansweredError,
     announce,
     announcement,
     choose_effort,
     count_operations,
-    find_shortcut,
     least_costs,
     plan_spending,
     probing_cost,
@@ -81,6 +79,7 @@ from nobsp.tabular.selection import (
     Selection,
 )
 from nobsp.tabular.setting import Problem, Rows, Sample, Setting
+from nobsp.tabular.shortcut import Shortcut, find_shortcut
 from nobsp.tabular.tables import (
     TableMaker,
     Tables,
@@ -172,9 +171,11 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
         effort, sample = _plan_and_run_sample(
             setting, represent, meter, effort, background, interactions
         )
-        shortcut = find_shortcut(
-            setting.adapted.forest, sample, setting.head_weight, spend=meter.spend
-        )
+        shortcut = None
+        if setting.adapted.forest is not None:
+            shortcut = find_shortcut(
+                setting.adapted.forest, sample, setting.head_weight, spend=meter.spend
+            )
         fit_with_background = partial(
             fit_terms,
             sample,

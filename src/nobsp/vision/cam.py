@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +37,7 @@ from nobsp.network.guest import counting_passes, in_ordinary_modes, run_in_ordin
 from nobsp.projection import Ridge
 from nobsp.vision.account import Account, answer
 from nobsp.vision.feature_map import FeatureMap, ForwardPass, pooled
+from nobsp.vision.files import find_again, probe_of, require_names, require_same_map
 from nobsp.vision.find_map import PROBE_IMAGES, find_map
 from nobsp.vision.health import CamHealth, examine
 from nobsp.vision.images import Images, images_of, make_thumbnails, read_images
@@ -707,49 +707,22 @@ class NObSPCam(Explainer):
         classes = (*CHECKPOINTED, Account, _Fitted)
         stored = serialization.load(path, kind=KIND, version=VERSION, classes=classes, of=_Fitted)
         with serialization.damage_in_words(path):
-            _require_names(stored.options)
+            require_names(stored.options)
             cam = cls(model, **{**stored.options["init"], "output": output})
             cam._checked_ridge()
             check_batch_size(cam.batch_size)
             if stored.options["has_output"] != (output is not None):
                 raise ValueError("output= has to be passed if, and only if, the explainer had one")
             image_shape, text, keys = stored.options["images"]
-            probe = _probe(image_shape, text=text, keys=keys)
+            probe = probe_of(image_shape, text=text, keys=keys)
             known = dict(stored.found)
             account = stored.account.cast(torch.float64)
             account.require_finite()
 
-        taken = as_taken(
-            model,
-            keys=tuple(keys),
-            pixels=stored.options["pixels"],
-            fixed=stored.options["fixed"],
-            output=output,
+        feature_map = find_again(
+            model, stored.options, probe, layer=cam.layer, head=cam.head, output=output
         )
-        try:
-            feature_map = run_in_ordinary_modes(
-                lambda: find_map(taken, probe, layer=cam.layer, head=cam.head)
-            )
-        except RuntimeError as failure:
-            raise ValueError(
-                f"model cannot be run on images of shape {tuple(image_shape)}, on which this "
-                "explainer was calibrated: "
-                f"{str(failure).splitlines()[0] if str(failure) else type(failure).__name__}"
-            ) from failure
-
-        described = feature_map.described()
-        same_outputs = described["outputs"] == known.get("outputs")
-        if feature_map.fingerprint() != stored.fingerprint or not same_outputs:
-            raise ValueError(
-                "model is not the one this explainer was calibrated on; its weights differ."
-            )
-
-        if described != known:
-            different = [name for name in known if described.get(name) != known[name]]
-            raise ValueError(
-                "the model's map is not where it was when this explainer was calibrated: "
-                f"{different}."
-            )
+        require_same_map(feature_map, known, fingerprint=stored.fingerprint)
 
         with serialization.damage_in_words(path):
             account.require_fits(feature_map)
@@ -864,41 +837,6 @@ def _warn_of_other_paths(maps: ActivationMaps) -> None:
         f"`residual`: it came along other paths than {maps.layer!r}, which did not count while it "
         "was calibrated. Calibrate on images like these, or choose another layer=."
     )
-
-
-def _require_names(options: dict[str, Any]) -> None:
-    """An error where what a file calls layers, devices and inputs are no names."""
-    init = options["init"]
-    _, _, keys = options["images"]
-    fixed = options["fixed"]
-    names = [*keys, *fixed, options["pixels"]]
-    names += [init[name] for name in ("layer", "head", "device") if init[name] is not None]
-    if not all(isinstance(name, str) for name in names):
-        raise ValueError("its layer, head, device or inputs have no name")
-    if not all(isinstance(value, Tensor) for value in fixed.values()):
-        raise ValueError("an input that is the same for all images is not a tensor")
-
-
-# Numbers in one image that a file may ask for: a volume of 512 x 512 x 256.
-_MOST_NUMBERS = 1 << 26
-
-
-def _probe(image_shape: Any, *, text: bool, keys: Sequence[str]) -> Tensor:
-    """Two images that show where the map is, the same every time."""
-    lengths = list(image_shape)
-    if not lengths or not all(type(length) is int and length > 0 for length in lengths):
-        raise ValueError(f"its images have the shape {lengths}")
-    if math.prod(lengths) > _MOST_NUMBERS:
-        raise ValueError(f"its images have {math.prod(lengths)} numbers, more than images have")
-    generator = torch.Generator().manual_seed(0)
-    shape = (2, *lengths)
-    if text:
-        probe = torch.randint(1, 4, shape, generator=generator)
-    else:
-        probe = torch.randn(shape, generator=generator)
-    for position, key in enumerate(keys[1:], start=1):
-        probe[:, position] = int(key == "attention_mask")
-    return probe
 
 
 def _add_images(

@@ -28,12 +28,12 @@ from nobsp.network.guest import (
     in_ordinary_modes,
     portable,
 )
+from nobsp.network.layers import explain_failure
 from nobsp.network.readout import (
     LINKS,
     Head,
     Readout,
     exact,
-    explain_failure,
     fingerprint_of,
     tensors_in,
 )

@@ -22,14 +22,14 @@ from nobsp.network.guest import (
     device_and_dtype,
     evaluation_mode,
     hooked,
+    plain_name,
 )
+from nobsp.network.layers import find_part
 from nobsp.network.readout import (
     Head,
     Readout,
     checked,
-    find_part,
     outputs_of,
-    plain,
     require_function_of_row,
     tensors_in,
 )
@@ -283,7 +283,7 @@ class _Search:
         candidates: Iterable[list[_Seen]] = self.latest()
         if chosen is not None:
             candidates = [[seen for seen in own if seen.order == own[-1].order]]
-        parts = {plain(name): part for name, part in self.about.module.named_modules()}
+        parts = {plain_name(name): part for name, part in self.about.module.named_modules()}
         carrier = self.probe.to(self.about.carrier)
         graph = trace_graph(self.about.module, carrier, parts)
         for views in candidates:
@@ -589,7 +589,7 @@ class _Observer:
         makes: Callable[[Tensor, Pooling], bool],
         keep: nn.Module | None,
     ) -> None:
-        self.parts = {plain(name): part for name, part in module.named_modules()}
+        self.parts = {plain_name(name): part for name, part in module.named_modules()}
         self.seen: list[_Seen] = []
         self.counts: Counter[str] = Counter()
         self._images = x.detach().clone()
@@ -748,6 +748,6 @@ def _refuse_non_finite_state(module: nn.Module) -> None:
             continue
         if id(tensor) in weights or bool(torch.isnan(tensor.detach()).any()):
             raise ValueError(
-                f"the model's {plain(name)!r} has values that are not finite; load its weights "
+                f"the model's {plain_name(name)!r} has values that are not finite; load its weights "
                 "again."
             )
