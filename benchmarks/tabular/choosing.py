@@ -209,7 +209,7 @@ _FITTED = kept.fingerprint(
         kept.package("shap"),
     ),
 )
-_MEASURED = kept.fingerprint(_COMMON, kept.rooms("tabular/fitted.py"))
+_MEASURED = kept.fingerprint(_COMMON, kept.rooms("tabular/fitted.py", "tabular/removal.py"))
 
 
 def walked(chosen: argparse.Namespace) -> Found:

@@ -88,7 +88,7 @@ def resample_functions(fit: RegressionFit, traces: Traces) -> Resamples:
         if not isinstance(piece, TablePiece) or not piece.points:
             continue
 
-        basis = piece.basis[piece.held()]
+        basis = piece.basis[piece.clamped_nodes()]
         resamples = torch.einsum("pr,cro->cpo", basis, corrections[:, columns])
         if piece.term in priors:
             resamples = resamples + priors[piece.term]

@@ -431,7 +431,7 @@ class RegressionFit:
     """
 
     pieces: tuple[Piece, ...]
-    finished: tuple[TermTable | DirectTerm, ...]  # their functions
+    functions: tuple[TermTable | DirectTerm, ...]  # one per piece
     sizes: tuple[float, ...]  # each one's spread as a share of the outputs'
     # The rows of the regression, which curves are centred on: fewer (2,048) where a term has no
     # table.
@@ -555,7 +555,7 @@ class _Candidates:
         fold = torch.from_numpy(deal_folds(rows.units(), generator=generator))
 
         parts = [piece.read(rows) for piece in pieces]
-        outside, clamped_rows = hold_outside(rows, domains, fold)
+        outside, clamped_rows = clamp_outside(rows, domains, fold)
         clamped = [
             piece.read(clamped_rows)[0]
             if isinstance(piece, TablePiece)
@@ -765,11 +765,11 @@ def complete_fit(
     correction = fit_correction(regression, best_alphas)
     deltas = torch.split(correction.delta, [piece.rank for piece in pieces])
 
-    finished = []
+    functions = []
     sizes = []
     for piece, (representation, prior), delta in zip(pieces, parts, deltas, strict=True):
         values = prior + representation @ delta
-        finished.append(piece.finish(delta, values.mean(0)))
+        functions.append(piece.as_function(delta, values.mean(0)))
         sizes.append(float((values.std(0, correction=0) / sample.spread).max()))
 
     residuals = held_out.chosen()
@@ -777,7 +777,7 @@ def complete_fit(
     inside[regression.outside] = False
     return RegressionFit(
         pieces=tuple(pieces),
-        finished=tuple(finished),
+        functions=tuple(functions),
         sizes=tuple(sizes),
         sample=sample,
         regression=regression,
@@ -797,8 +797,8 @@ def share_explained(residual: Tensor, outputs: Tensor) -> Tensor:
     return torch.from_numpy(r_squared(residual.numpy(), outputs.numpy()))
 
 
-def hold_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tuple[Tensor, Sample]:
-    """Rows outside the range of all other folds' rows, and the same held at that range.
+def clamp_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tuple[Tensor, Sample]:
+    """Rows outside the range of all other folds' rows, and the same clamped to that range.
 
     Unseen rows may be outside in the same way.
     """
@@ -809,14 +809,14 @@ def hold_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tup
             continue
         column = domain.feature.columns[0]
         values = np.asarray(sample.own[column], dtype=np.float64)
-        held = values.copy()
+        clamped = values.copy()
         for number in range(int(fold.max()) + 1):
             mine = (fold == number).numpy()
             others = values[~mine]
             if len(others):
-                held[mine] = np.clip(values[mine], np.nanmin(others), np.nanmax(others))
-        beyond |= ~((held == values) | np.isnan(values))
-        own[column] = held
+                clamped[mine] = np.clip(values[mine], np.nanmin(others), np.nanmax(others))
+        beyond |= ~((clamped == values) | np.isnan(values))
+        own[column] = clamped
 
     rows = np.flatnonzero(beyond)
     return torch.from_numpy(rows), replace(sample, own=own).take(rows)

@@ -27,8 +27,8 @@ from nobsp.tabular.correction import (
     HeldOut,
     Regression,
     RegressionFit,
+    clamp_outside,
     complete_fit,
-    hold_outside,
     judge,
     judge_also,
     share_explained,
@@ -562,7 +562,7 @@ def choose_by_neighbourhoods(fit: RegressionFit, neighbourhoods: Neighbourhoods)
 
 def _rows_in_folds(fit: RegressionFit, domains: Sequence[Domain], fold: Tensor) -> Regression:
     """The regression of a fit with its rows dealt into other folds."""
-    outside, clamped_rows = hold_outside(fit.sample, domains, fold)
+    outside, clamped_rows = clamp_outside(fit.sample, domains, fold)
     beyond = fit.sample.take(outside.numpy())
     shifts = []
     for piece in fit.pieces:
@@ -775,7 +775,7 @@ def distances_from_average(fit: RegressionFit) -> dict[Subset, tuple[float, ...]
     chunk = fit.sample.chunk()
     spread = fit.sample.spread
     distances = {}
-    for piece, function in zip(fit.pieces, fit.finished, strict=True):
+    for piece, function in zip(fit.pieces, fit.functions, strict=True):
         if not isinstance(piece, TablePiece) or len(piece.points) != 1:
             continue
         share = occupancy(piece.points[0], chunk)

@@ -38,7 +38,7 @@ from nobsp.tabular.features import decoded_rows, input_values
 from nobsp.tabular.fewest import FewestFeatures, fewest_features
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fit_together import FitTogether
-from nobsp.tabular.fitted import Fitted, Method
+from nobsp.tabular.fitted import CalibratedModel, Method
 from nobsp.tabular.functions import Functions, with_bands
 from nobsp.tabular.health import (
     ExplainedWorseWarning,
@@ -62,7 +62,7 @@ from nobsp.tabular.weak_spots import WeakSpot, find_weak_spots, weak_spot_findin
 METHODS: dict[str, Method] = {"terms": FitTogether(), "complement": AsPublished()}
 
 # Calibrations whose user has been warned that rows are explained worse than the headline.
-_WARNED: WeakSet[Fitted] = WeakSet()
+_WARNED: WeakSet[CalibratedModel] = WeakSet()
 
 
 @dataclass(eq=False, repr=False)
@@ -226,7 +226,7 @@ class NObSP(Explainer):
                 known=None if taken_over is None else taken_over.estimate,
                 progress=progress,
             )
-        self._calibration = Fitted(
+        self._calibration = CalibratedModel(
             adapted=data.adapted,
             readout=problem.readout,
             columns=problem.columns,
@@ -949,12 +949,14 @@ class NObSP(Explainer):
         return Plots(self, ("curves", "health", "importance", "interaction", "interaction_matrix"))
 
     @property
-    def _fitted(self) -> Fitted:
-        fitted: Fitted = self._calibration if hasattr(self, "_calibration") else super()._fitted
+    def _fitted(self) -> CalibratedModel:
+        fitted: CalibratedModel = (
+            self._calibration if hasattr(self, "_calibration") else super()._fitted
+        )
         return fitted
 
 
-def _calibration_like(like: object, options: Options) -> Fitted:
+def _calibration_like(like: object, options: Options) -> CalibratedModel:
     """The calibration that `like` has; an error where it was asked for something else."""
     _require_explainer("like", like)
     assert isinstance(like, NObSP)
@@ -973,7 +975,7 @@ def _require_one_process(run: Run, method: Method, **arguments: object) -> None:
             )
 
 
-def _require_plain_rows(mine: Fitted, theirs: Fitted) -> None:
+def _require_plain_rows(mine: CalibratedModel, theirs: CalibratedModel) -> None:
     """Raises a ValueError for calibrations with weights or groups."""
     for argument, used in (
         ("sample_weight", mine.weighted or theirs.weighted),

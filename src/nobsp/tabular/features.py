@@ -381,8 +381,8 @@ class Points:
     axis: Axis  # knots or levels, in the caller's units
     inputs: Tensor  # the same as the network takes them, (points, columns of the feature)
     columns: tuple[int, ...]  # of the network's input
-    # for every point the position of the point it is held at: itself, or the end of the range
-    held: Places
+    # for every point the position of the point it is clamped to: itself, or the end of the range
+    clamped_to: Places
     name: str = ""  # what the feature is called, for messages
     # which points stand for themselves, not for the last one that the preprocessing takes; None for
     # all
@@ -508,7 +508,7 @@ class Domain:
             axis=levels,
             inputs=inputs,
             columns=self.columns,
-            held=np.arange(len(levels)),
+            clamped_to=np.arange(len(levels)),
             name=self.feature.name,
         )
 
@@ -516,39 +516,39 @@ class Domain:
         """Increasing knots as points, and one for missing numbers if preprocessing takes them."""
         assert self.span is not None
         inside = np.clip(knots, *self.span)
-        held = np.clip(np.searchsorted(knots, inside), 0, len(knots) - 1)
-        inputs, encoded = self._encode_or_hold(knots, held)
+        clamped_to = np.clip(np.searchsorted(knots, inside), 0, len(knots) - 1)
+        inputs, encoded = self._encode_or_clamp(knots, clamped_to)
 
         if len(knots) == 1:  # a constant: a table needs two knots
             step = max(abs(knots[0]), 1.0)
             knots = np.array([knots[0], knots[0] + step])
             inputs = inputs.expand(2, -1)
-            held = np.zeros(2, dtype=np.intp)
+            clamped_to = np.zeros(2, dtype=np.intp)
             encoded = None
 
         if self.missing is not None:
             inputs = torch.cat([inputs, self.missing])
-            held = np.append(held, len(held))
+            clamped_to = np.append(clamped_to, len(clamped_to))
             encoded = None if encoded is None else np.append(encoded, True)
 
         return Points(
             axis=NumberAxis(self.feature.columns[0], knots, missing=self.missing is not None),
             inputs=inputs,
             columns=self.columns,
-            held=held.astype(np.intp),
+            clamped_to=clamped_to.astype(np.intp),
             name=self.feature.name,
             encoded=encoded,
         )
 
-    def _encode_or_hold(self, knots: Array, held: Places) -> tuple[Tensor, BoolArray | None]:
+    def _encode_or_clamp(self, knots: Array, clamped_to: Places) -> tuple[Tensor, BoolArray | None]:
         """Knots as the network takes them.
 
-        Those that the preprocessing does not take are held at the last one that it does.
+        Those that the preprocessing does not take are clamped to the last one that it does.
         """
         try:
             return self.encode(knots[:, None]), None
         except ValueError:
-            encoded = held == np.arange(len(knots))
+            encoded = clamped_to == np.arange(len(knots))
             inside = np.flatnonzero(encoded)
             inputs = {int(knot): self.encode(knots[[knot], None]) for knot in inside}
 

@@ -19,7 +19,7 @@ from nobsp.projection import Ridge
 from nobsp.published import Accumulator, Isolation, Plan, Published, Solution
 from nobsp.tabular.consistency import require_readable
 from nobsp.tabular.features import Columns, input_values
-from nobsp.tabular.fitted import Estimate, Fitted, Method
+from nobsp.tabular.fitted import CalibratedModel, Estimate, Method
 from nobsp.tabular.functions import CLASSES
 from nobsp.tabular.seen import Seen
 from nobsp.tabular.setting import find_readout, plain
@@ -76,7 +76,7 @@ _STORED = (
 
 
 def save(
-    path: str | os.PathLike[str], fitted: Fitted, options: Mapping[str, Any], *, rows: bool
+    path: str | os.PathLike[str], fitted: CalibratedModel, options: Mapping[str, Any], *, rows: bool
 ) -> None:
     """Writes a calibration and what was seen of its columns.
 
@@ -134,7 +134,7 @@ def _require_features(estimate: Estimate) -> None:
 
 def restore(
     stored: Stored, adapted: Adapted, *, method: Method, head: str | nn.Module | None
-) -> Fitted:
+) -> CalibratedModel:
     """A calibration brought together with its model again."""
     try:
         _require_same_encoding(stored, adapted)
@@ -146,7 +146,7 @@ def restore(
             f"model is not the one this explainer was calibrated on ({reason}); pass that model, "
             "or calibrate anew."
         ) from failure
-    return Fitted(
+    return CalibratedModel(
         adapted=adapted,
         readout=readout,
         columns=stored.columns,
@@ -200,7 +200,7 @@ def _encoded(adapted: Adapted, columns: Columns) -> Tensor:
     return torch.cat(pieces)
 
 
-def _probe(fitted: Fitted) -> Tensor:
+def _probe(fitted: CalibratedModel) -> Tensor:
     """A few rows to find the head with: the baseline, and features at their extremes or levels."""
     baseline = fitted.estimate.baseline
     summary = fitted.summary
@@ -227,7 +227,7 @@ def _outputs(readout: Readout, probe: Tensor) -> Tensor:
     return readout.logits(readout.represent(as_model_takes(probe, readout))).cpu()
 
 
-def _plain(name: str, value: Any, fitted: Fitted) -> Any:
+def _plain(name: str, value: Any, fitted: CalibratedModel) -> Any:
     """An option as a file can hold it."""
     if name == "head" and isinstance(value, nn.Module):
         return fitted.readout.head.name

@@ -174,7 +174,7 @@ class Account:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class CalibratedModel:
     """A calibrated model."""
 
     adapted: Adapted  # the model as it was given

@@ -69,7 +69,7 @@ class Tabulator:
     def __call__(self, features: Sequence[Points]) -> Averages:
         """The table of some features.
 
-        It is held where the model gives no answer beyond the calibrated range.
+        Where the model gives no answer beyond the calibrated range, it goes on as at the last one.
         """
         table = self.ask(features)
         answered = answered_nodes(table.mean, table.outputs)
@@ -77,7 +77,7 @@ class Tabulator:
             return table
 
         try:
-            sources = last_answered(answered, [points.held for points in features])
+            sources = last_answered(answered, [points.clamped_to for points in features])
         except UnansweredError as error:
             node = error.args[0]
             labels = [points.label(index) for points, index in zip(features, node, strict=True)]
@@ -254,19 +254,19 @@ def answered_nodes(mean: Tensor, outputs: Tensor) -> BoolArray:
     return finite.numpy()
 
 
-def last_answered(answered: BoolArray, held: Sequence[NDArray[np.intp]]) -> list[NDArray[np.intp]]:
+def last_answered(answered: BoolArray, clamped_to: Sequence[Places]) -> list[Places]:
     """For every node of a grid, the node whose answer it takes, as indices along every axis.
 
     Args:
         answered: Which nodes have an answer, one dimension per axis.
-        held: Per axis, the node at the end of the calibrated range for every node beyond it; itself
+        clamped_to: Per axis, the node at the end of the calibrated range for every node beyond it; itself
             for others.
 
     Raises:
         UnansweredError: With the indices of a node inside the range that has no answer.
     """
     inward: list[NDArray[np.intp]] = []
-    for ends in held:
+    for ends in clamped_to:
         nodes = np.arange(len(ends), dtype=np.intp)
         inward.append(nodes + np.sign(ends - nodes))
 
@@ -443,7 +443,7 @@ def _first_bends(domain: Domain, axis: NumberAxis, answered: BoolArray, rows: Ch
     left = axis.knots[:-1]
     right = axis.knots[1:]
     bends = np.full(len(left), np.inf)
-    # Where one end has the other's values, the function is held.
+    # Where one end has the other's values, the function is constant.
     bends[~(answered[1:] & answered[:-1])] = 0.0
 
     values = rows.numbers(axis.column)
@@ -466,7 +466,7 @@ def _cut_segments(
 ) -> None:
     """Asks the network where segments are cut, notes how far from straight it is, adds knots."""
     inputs = domain.encode(numbers[:, None])
-    cuts = tabulator.ask([Points(first.axis, inputs, first.columns, held=segments)])
+    cuts = tabulator.ask([Points(first.axis, inputs, first.columns, clamped_to=segments)])
     answered = answered_nodes(cuts.mean, cuts.outputs)
 
     # Between two ends with answers the model has a gap: nothing can be followed there.

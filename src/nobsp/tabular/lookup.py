@@ -75,15 +75,15 @@ class NumberAxis:
         while True:
             with np.errstate(over="ignore"):
                 self._scale = min(float(count / (self.knots[-1] - self.knots[0])), _STEEPEST)
-            held = np.bincount(self._buckets(inner, count), minlength=count)
-            self._steps = int(held.max())
+            knots_in = np.bincount(self._buckets(inner, count), minlength=count)
+            self._steps = int(knots_in.max())
             if self._steps <= 1 or count >= _MOST_BUCKETS:
                 break
             count *= 2
 
         # Buckets grow with x, so every knot of an earlier bucket lies below every number of this
         # one.
-        self._first: Places = (np.cumsum(held) - held).astype(np.intp)
+        self._first: Places = (np.cumsum(knots_in) - knots_in).astype(np.intp)
         self._next = np.append(inner, np.inf)
         with np.errstate(over="ignore"):
             self._per_width = np.minimum(1.0 / np.diff(self.knots), _STEEPEST)
@@ -291,7 +291,7 @@ class TermTable:
         for axis, size in zip(self.axes, sizes, strict=False):
             stride //= size
             if isinstance(axis, NumberAxis):
-                segments, along = rows.along(axis, held=len(self.axes) > 1)
+                segments, along = rows.along(axis, clamped=len(self.axes) > 1)
                 corners.append((stride, along))
                 nodes += segments if stride == 1 else segments * stride
                 continue
@@ -386,18 +386,18 @@ class Chunk:
             self._numbers[position] = numbers
         return self._numbers[position]
 
-    def along(self, axis: NumberAxis, *, held: bool) -> tuple[Places, Array]:
-        """Segment of each row along an axis, and how far along it; `held` at its ends.
+    def along(self, axis: NumberAxis, *, clamped: bool) -> tuple[Places, Array]:
+        """Segment of each row along an axis, and how far along it; `clamped` to its ends.
 
         What is returned is not to be written to.
         """
-        known = self._along.get((axis, held))
+        known = self._along.get((axis, clamped))
         if known is not None:
             return known
 
         x = self.numbers(axis.column)
         is_absent = np.isnan(x) if axis.missing else None
-        if held:
+        if clamped:
             x = np.clip(x, axis.knots[0], axis.knots[-1])
         segments = axis.segments(x)
         along = axis.along(x, segments)
@@ -406,7 +406,7 @@ class Chunk:
             along[is_absent] = 0.0
 
         if self._remembers:
-            self._along[axis, held] = segments, along
+            self._along[axis, clamped] = segments, along
         return segments, along
 
     def absent(self, position: int) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ from nobsp._typing import FloatArray, TableLike
 from nobsp.network.batches import with_progress
 from nobsp.network.columns import MOST_LEVELS, Summary, distinct
 from nobsp.network.readout import Readout, Represent, as_model_takes
-from nobsp.tabular.fitted import Fitted
+from nobsp.tabular.fitted import CalibratedModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class StandIns:
 
 
 def measure_removal(
-    fitted: Fitted,
+    fitted: CalibratedModel,
     represent: Represent,
     X: TableLike,
     *,
@@ -61,7 +61,9 @@ def measure_removal(
     return measured.numpy()
 
 
-def _stand_ins(fitted: Fitted, most: int, background: Any, *, batch_size: int) -> list[StandIns]:
+def _stand_ins(
+    fitted: CalibratedModel, most: int, background: Any, *, batch_size: int
+) -> list[StandIns]:
     """For every feature, values that stand for its distribution."""
     summary = fitted.summary
     if background is not None:

@@ -604,9 +604,9 @@ class FittedTerms:
     @property
     def tables(self) -> tuple[TermTable, ...]:
         """The terms that have tables."""
-        return tuple(term for term in self.fit.finished if isinstance(term, TermTable))
+        return tuple(term for term in self.fit.functions if isinstance(term, TermTable))
 
     @property
     def direct(self) -> tuple[DirectTerm, ...]:
         """The terms that run through the network row by row."""
-        return tuple(term for term in self.fit.finished if isinstance(term, DirectTerm))
+        return tuple(term for term in self.fit.functions if isinstance(term, DirectTerm))

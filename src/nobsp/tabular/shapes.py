@@ -31,7 +31,7 @@ from nobsp.network.readout import Represent, as_model_takes
 from nobsp.numerics import clopper_pearson
 from nobsp.tabular.explanation import apply_link
 from nobsp.tabular.features import input_values
-from nobsp.tabular.fitted import Fitted
+from nobsp.tabular.fitted import CalibratedModel
 from nobsp.tabular.indexing import output_position
 from nobsp.tabular.lookup import LevelAxis, NumberAxis, read_columns
 
@@ -191,7 +191,7 @@ class _Line:
 
 
 def check_shape(
-    fitted: Fitted,
+    fitted: CalibratedModel,
     represent: Represent,
     feature: str,
     shape: str,
@@ -267,7 +267,7 @@ def _require_answers(outputs: FloatArray) -> FloatArray:
 
 
 def _verdict(
-    fitted: Fitted,
+    fitted: CalibratedModel,
     question: _Question,
     line: _Line,
     sample: _Sample,
@@ -321,7 +321,7 @@ def _link_of(scale: str, link: str) -> str | None:
     return usable
 
 
-def _count_within(fitted: Fitted, rows: TableLike, number: int, line: _Line) -> int | None:
+def _count_within(fitted: CalibratedModel, rows: TableLike, number: int, line: _Line) -> int | None:
     """Rows whose own value lies in the range; None where values are no numbers."""
     values = _own_numbers(fitted, rows, number)
     if line.within is None or values is None:
@@ -330,7 +330,7 @@ def _count_within(fitted: Fitted, rows: TableLike, number: int, line: _Line) -> 
     return int(((values >= low) & (values <= high)).sum())
 
 
-def _own_numbers(fitted: Fitted, rows: TableLike, number: int) -> FloatArray | None:
+def _own_numbers(fitted: CalibratedModel, rows: TableLike, number: int) -> FloatArray | None:
     """Every row's own value of a feature; None where these are no numbers."""
     columns, _ = read_columns(fitted.functions, rows)
     member = fitted.functions.features[number].columns[0]
@@ -340,13 +340,13 @@ def _own_numbers(fitted: Fitted, rows: TableLike, number: int) -> FloatArray | N
         return None
 
 
-def _is_count(fitted: Fitted, rows: TableLike, number: int) -> bool:
+def _is_count(fitted: CalibratedModel, rows: TableLike, number: int) -> bool:
     """Whether a feature has whole numbers only, in these rows and in those calibrated on."""
     is_whole = _are_whole(_own_numbers(fitted, rows, number))
     return is_whole and _are_whole(_calibrated_numbers(fitted, number))
 
 
-def _calibrated_numbers(fitted: Fitted, number: int) -> FloatArray | None:
+def _calibrated_numbers(fitted: CalibratedModel, number: int) -> FloatArray | None:
     """Values of a feature that the calibration rows had; None where they are not known."""
     member = fitted.functions.features[number].columns[0]
     if fitted.columns.seen:  # of a preprocessing, in the caller's units
@@ -392,7 +392,7 @@ def _require_arguments(
         raise ValueError("X must be an array, a tensor or a frame with at least one row.")
 
 
-def _feature_number(fitted: Fitted, feature: str) -> int:
+def _feature_number(fitted: CalibratedModel, feature: str) -> int:
     """The position of a feature, or an error with the names that are close."""
     names = fitted.functions.feature_names
     if not isinstance(feature, str) or feature not in names:
@@ -459,7 +459,7 @@ class _Sample:
 Ask = Callable[["_Line"], FloatArray]
 
 
-def _line_of(fitted: Fitted, question: _Question, ask: Ask, *, is_whole: bool) -> _Line:
+def _line_of(fitted: CalibratedModel, question: _Question, ask: Ask, *, is_whole: bool) -> _Line:
     """The values at which the model is asked; `ask` tries out whether it is one of steps.
 
     Where `is_whole`, the rows to be asked about have whole numbers only.
@@ -499,7 +499,7 @@ def _line_of(fitted: Fitted, question: _Question, ask: Ask, *, is_whole: bool) -
 
 
 def _line_of_steps(
-    fitted: Fitted,
+    fitted: CalibratedModel,
     question: _Question,
     steep: FloatArray,
     within: tuple[float, float],
@@ -526,7 +526,7 @@ def _line_of_steps(
     return _number_line(fitted, number, values, within, exact=False)
 
 
-def _level_line(fitted: Fitted, question: _Question, axis: LevelAxis) -> _Line:
+def _level_line(fitted: CalibratedModel, question: _Question, axis: LevelAxis) -> _Line:
     """All levels of a feature."""
     values, positions = _level_values(axis, question.feature, question.shape)
     return _Line(
@@ -551,7 +551,12 @@ def _values_on_steps(steps: FloatArray, within: tuple[float, float], *, shape: s
 
 
 def _number_line(
-    fitted: Fitted, number: int, values: FloatArray, within: tuple[float, float], *, exact: bool
+    fitted: CalibratedModel,
+    number: int,
+    values: FloatArray,
+    within: tuple[float, float],
+    *,
+    exact: bool,
 ) -> _Line:
     """Some values of a feature that is a number."""
     columns = list(fitted.columns.features.columns[number])
@@ -559,7 +564,7 @@ def _number_line(
     return _Line(values, inputs, columns, positions=values, exact=exact, within=within)
 
 
-def _between(fitted: Fitted, number: int, values: FloatArray) -> Tensor:
+def _between(fitted: CalibratedModel, number: int, values: FloatArray) -> Tensor:
     """Values of a feature as the network takes them."""
     return input_values(fitted.columns, fitted.adapted, number, values[:, None])
 
@@ -647,7 +652,7 @@ def _values_where_steep(
 class _Asked:
     """One output of the model, on the scale that was asked for."""
 
-    fitted: Fitted
+    fitted: CalibratedModel
     represent: Represent
     output: int
     link: str | None  # what is applied to the outputs; None for nothing

@@ -538,7 +538,7 @@ class Tables:
         singles = {}
         for k, main in self.mains.items():
             share = occupancy(main.points, self.rows)
-            # For the directions only: `finish` centres the function on the rows of the regression.
+            # For the directions only: `as_function` centres the function on the rows of the regression.
             mean = means[k] - share @ means[k]
             basis = compress(mean, share, most=MOST_DIRECTIONS[1])
             singles[k] = TablePiece((k,), (main.points,), mean @ self.head_weight, mean @ basis)
@@ -598,11 +598,11 @@ class TablePiece:
         shape = (*map(len, self.points), values.shape[-1])
         return TermTable(self.term, axes, values.reshape(shape).numpy())
 
-    def held(self) -> Tensor:
-        """Per node, the position of the node it is held at beyond the calibrated range."""
+    def clamped_nodes(self) -> Tensor:
+        """Per node, the position of the node it is clamped to: itself, or one at the range's end."""
         if not self.points:  # a feature that the network never sees
             return torch.zeros(1, dtype=torch.long)
-        grids = np.meshgrid(*(points.held for points in self.points), indexing="ij")
+        grids = np.meshgrid(*(points.clamped_to for points in self.points), indexing="ij")
         positions = np.ravel_multi_index([grid.ravel() for grid in grids], grids[0].shape)
         return torch.from_numpy(np.atleast_1d(positions))
 
@@ -612,12 +612,12 @@ class TablePiece:
         values = read(self.as_term_table(columns), rows.chunk())
         return values[:, : self.rank], values[:, self.rank :]
 
-    def finish(self, delta: Tensor, mean: Tensor) -> TermTable:
+    def as_function(self, delta: Tensor, mean: Tensor) -> TermTable:
         """The term's function: prior and correction, less their mean.
 
-        The correction is held at the calibrated range.
+        Beyond the calibrated range the correction stays as it is at its end.
         """
-        correction = (self.basis @ delta)[self.held()]
+        correction = (self.basis @ delta)[self.clamped_nodes()]
         return self.as_term_table(self.prior + correction - mean)
 
 
@@ -650,25 +650,25 @@ class DirectTerm:
         pure = interaction_rows(tabulator, self.columns, inputs)
         contributions = pure @ (self.weight + self.delta)
 
-        in_range = self._hold(inputs)
+        in_range = self._clamp(inputs)
         beyond = (in_range != inputs).any(1).nonzero().flatten()
         if len(beyond):
             at_edge = interaction_rows(tabulator, self.columns, in_range[beyond])
-            # Where the model does not answer beyond the range, it is held there as the correction
-            # is.
+            # Where the model does not answer beyond the range, the prior stays as it is at its
+            # end, as the correction does.
             answered = pure[beyond].isfinite().all(1, keepdim=True)
             prior = torch.where(answered, pure[beyond], at_edge)
             contributions[beyond] = prior @ self.weight + at_edge @ self.delta
         return contributions - self.offset
 
-    def _hold(self, inputs: Tensor) -> Tensor:
-        """Rows with the term's columns held at the calibrated range."""
+    def _clamp(self, inputs: Tensor) -> Tensor:
+        """Rows with the term's columns clamped to the calibrated range."""
         columns = flatten_columns(self.columns)
         low = self.low.to(inputs.dtype)
         high = self.high.to(inputs.dtype)
-        held = inputs.clone()
-        held[:, columns] = inputs[:, columns].clamp(low, high)
-        return held
+        clamped = inputs.clone()
+        clamped[:, columns] = inputs[:, columns].clamp(low, high)
+        return clamped
 
 
 @dataclass(frozen=True, eq=False)
@@ -692,7 +692,7 @@ class DirectPiece:
         pure = interaction_rows(self.tabulator, self.columns, rows.inputs)
         return pure @ self.basis, pure @ self.tabulator.head_weight
 
-    def finish(self, delta: Tensor, mean: Tensor) -> DirectTerm:
+    def as_function(self, delta: Tensor, mean: Tensor) -> DirectTerm:
         """The term's function."""
         columns = flatten_columns(self.columns)
         smallest, largest = self.span
