@@ -386,6 +386,7 @@ def test_one_training_of_each_is_said_to_tell_nothing_of_training_again(pairs, e
     changed = pairs["functions"]
     assert changed.changed() == ("x0",)
     assert "one_training" in codes(changed)
+    assert "these two models" in changed.headline
     assert "one training of each" in changed.headline
     assert "one_training" in codes(pairs["both"])
     assert "one_training" not in codes(pairs["rows"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import nobsp
 from benchmarks.architectures import torchvision_models
-from tests.parts.streams import Attention, Ensemble, ResNet, Transformer, drawn, rows, tokens
+from tests.parts.streams import Attention, Block, Ensemble, ResNet, Transformer, drawn, rows, tokens
 from tests.tolerances import PASS, SUMS, assert_same_to_rounding
 
 
@@ -538,6 +538,58 @@ def test_a_stream_that_ends_early_says_where() -> None:
 
     assert [finding.code for finding in ex.findings] == ["stream_end"]
     assert ex.feature_names == ("up to 4", "block 0")
+
+
+class CrossAttention(nn.Module):
+    """A decoder that reads tokens twice: as its own, and encoded. Below both ways meet there is no single stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Embedding(20, 6)
+        self.encoded = nn.Embedding(20, 6)
+        self.encoder = Skip(6)
+        self.cross = nn.Linear(6, 6)
+        self.last = Skip(6)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.own(x).mean(1)
+        encoded = self.encoder(self.encoded(x).mean(1))
+        return self.head(self.last(own + self.cross(encoded)))
+
+
+def test_what_several_ways_lead_to_is_not_called_an_embedding() -> None:
+    ex = nobsp.explain_parts(drawn(CrossAttention()), tokens(20, 4))
+
+    assert [finding.code for finding in ex.findings] == ["stream_end"]
+    first, *others = ex.parts
+    assert first.name.startswith("up to ")
+    assert [part.name for part in others] == ["block 0"]
+
+
+class Routed(nn.Module):
+    """Experts, weighed by the softmax of a router."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, 2)
+        self.experts = nn.ModuleList([nn.Linear(width, width) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.router(x).softmax(-1)
+        answers = torch.stack([expert(x).relu() for expert in self.experts], dim=-1)
+        return (answers * weights.unsqueeze(-2)).sum(-1)
+
+
+def test_experts_behind_a_router_are_no_attention() -> None:
+    network = Transformer(last_norm=True)
+    for block in network.blocks:
+        assert isinstance(block, Block)
+        block.mlp = nn.Sequential(Routed(8))
+
+    ex = nobsp.explain_parts(drawn(network), rows(10, 3, 3))
+
+    assert ex.feature_names == TRANSFORMER_PARTS
 
 
 class Skip(nn.Module):

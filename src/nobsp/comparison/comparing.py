@@ -391,14 +391,15 @@ def _training_findings(comparison: Comparison) -> list[Finding]:
     if comparison.kind == "functions" and not any(names):
         return []
     message = (
-        "There is one training of each model. Training again, on rows of the same kind, moves "
-        "functions too, and one of each cannot tell how far: what differs here may be no more than "
-        "that."
+        "This tells how the two models differ as they are, which is all there is to ask where one "
+        "was made from the other, as by pruning. Where each was trained: training again, on rows "
+        "of the same kind, moves functions too, and one training of each cannot tell how far. What "
+        "differs here may be no more than that."
     )
     if comparison.kind == "functions":
         message += (
-            " Train each three times or more and pass lists of accounts, compare([a1, a2, a3], "
-            "[b1, b2, b3]), or pass as least_change what one more training moves."
+            " Then train each three times or more and pass lists of accounts, compare([a1, a2, "
+            "a3], [b1, b2, b3]), or pass as least_change what one more training moves."
         )
     severity = "warning" if comparison.kind == "functions" else "note"
     return [Finding(severity, "one_training", "", message)]

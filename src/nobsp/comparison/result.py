@@ -342,8 +342,8 @@ class Comparison:
             return f"{told}; changed by more than {again} again makes: {listed}"
 
         return (
-            f"{told}; one training of each cannot tell a changed function from one that training "
-            f"again would move; further apart than calibrating again makes: {listed}"
+            f"{told}; functions of these two models lie further apart than calibrating again makes: "
+            f"{listed}; how far training again would move them, one training of each cannot tell"
         )
 
     def __repr__(self) -> str:

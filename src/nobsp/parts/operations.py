@@ -177,6 +177,11 @@ def is_weighted(step: Step) -> bool:
     return step.name in _WEIGHTED or is_attention(step)
 
 
+def is_product(step: Step) -> bool:
+    """Whether a step is a product of matrices, or a convolution."""
+    return step.name in _PRODUCTS
+
+
 def is_attention(step: Step) -> bool:
     """Whether a step is attention as one operation."""
     return step.name in _ATTENTION

@@ -18,7 +18,9 @@ from nobsp.parts.operations import (
     is_join,
     is_linear,
     is_link,
+    is_lookup,
     is_pointwise,
+    is_product,
     is_weighted,
 )
 from nobsp.parts.tape import Step, Tape
@@ -95,6 +97,9 @@ def find_stream(tape: Tape) -> Stream:
 
         trunk = graph.choose_trunk(terms, before)
         if trunk is None and not _may_begin(graph, value, output):
+            if joins:
+                end = "no term of what is put together there is simpler than the others"
+                end_module = graph.module_of(value)
             break
         branches = tuple(graph.branch(term, value, before) for term in terms if term != trunk)
         joins.append(Join(value, branches, trunk))
@@ -104,6 +109,10 @@ def find_stream(tape: Tape) -> Stream:
                 end = "no term of the sum is simpler than the others"
                 end_module = graph.module_of(value)
             break
+    has_stem = bool(joins) and joins[-1].trunk is not None
+    if has_stem and not end and graph.is_made_by_layers(waypoints[0]):
+        end = "several ways lead there from the input"
+        end_module = graph.module_of(_trunk_of(joins[-1]))
     return Stream(tuple(reversed(joins)), output, active, end, end_module)
 
 
@@ -262,6 +271,11 @@ class Graph:
         way = [start, *(number for number in self.waypoints(stop, start) if number != start)]
         return list(pairwise(way))
 
+    def is_made_by_layers(self, value: int) -> bool:
+        """Whether layers with weights, other than tables that are looked up, come before it."""
+        steps = (self.step(number) for number in self.ancestors(value))
+        return any(step is not None and is_weighted(step) and not is_lookup(step) for step in steps)
+
     def kind(self, start: int, stop: int) -> str:
         """Whether a segment is "linear", "pointwise" or "other"."""
         steps = [self.tape.steps[position] for position in self.tape.plan(frozenset([start]), stop)]
@@ -273,16 +287,43 @@ class Graph:
 
     def branch(self, term: int, join: int, before: int) -> Branch:
         """A term of a sum, its layer, and its heads where it has some."""
-        steps = (self.step(number) for number in self.ancestors(term, (before,)))
         return Branch(
             value=term,
             module=self._writer_of(term, self.module_of(join)),
             block=self.module_of(join),
-            attends=any(
-                step is not None and (is_attention(step) or step.name in _SOFTMAX) for step in steps
-            ),
+            attends=any(self._attends(number) for number in self.ancestors(term, (before,))),
             heads=self.heads_behind(term),
         )
+
+    def _attends(self, value: int) -> bool:
+        """Whether a tensor is what attention makes: values, mixed by weights from a softmax.
+
+        A softmax whose numbers are only multiplied one by one with others is no attention: so
+        routers weigh experts.
+        """
+        step = self.step(value)
+        if step is None:
+            return False
+        if is_attention(step):
+            return True
+        mixed = self.parents(value)
+        return is_product(step) and len(mixed) > 1 and any(map(self._is_behind_softmax, mixed))
+
+    def _is_behind_softmax(self, value: int) -> bool:
+        """Whether a softmax leads to a tensor, with no layer between."""
+        waiting = [value]
+        seen = {value}
+        while waiting:
+            number = waiting.pop()
+            step = self.step(number)
+            if step is None or is_weighted(step):
+                continue
+            if step.name in _SOFTMAX:
+                return True
+            more = [parent for parent in self.parents(number) if parent not in seen]
+            seen.update(more)
+            waiting += more
+        return False
 
     def module_of(self, value: int) -> str:
         """The layer that made a tensor; of one that was only reshaped, the layer before."""
