@@ -120,3 +120,28 @@ class Ensemble(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([member(x) for member in self.members]).mean(0)
+
+
+class Padded(nn.Module):
+    """Texts of several lengths: padding is neither attended to nor counted in the mean over tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8, padding_idx=0)
+        layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = x == 0
+        encoded = self.encoder(self.embed(x), src_key_padding_mask=padding)
+        kept = (~padding).unsqueeze(-1).to(encoded.dtype)
+        return self.head((encoded * kept).sum(1) / kept.sum(1))
+
+
+def texts() -> Tensor:
+    """Token numbers for `Padded`, of two to six tokens."""
+    x = tokens(30, 6)
+    lengths = 2 + torch.arange(30) % 5
+    x[torch.arange(6) >= lengths.unsqueeze(1)] = 0
+    return x

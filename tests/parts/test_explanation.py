@@ -13,7 +13,18 @@ from torch import Tensor, nn
 
 import nobsp
 from benchmarks.architectures import torchvision_models
-from tests.parts.streams import Attention, Block, Ensemble, ResNet, Transformer, drawn, rows, tokens
+from tests.parts.streams import (
+    Attention,
+    Block,
+    Ensemble,
+    Padded,
+    ResNet,
+    Transformer,
+    drawn,
+    rows,
+    texts,
+    tokens,
+)
 from tests.tolerances import PASS, SUMS, assert_same_to_rounding
 
 
@@ -701,6 +712,43 @@ def test_units_of_a_recurrent_network_add_up_in_inference_mode_too() -> None:
     assert ex.feature_names == tuple(f"unit {number}" for number in range(5))
     assert np.abs(ex.residual).max() < 1e-5
     assert ablation.measured.sum() == 2
+
+
+def test_what_masks_of_rows_do_is_a_part_and_no_residual() -> None:
+    model = drawn(Padded())
+    x = texts()
+
+    ex = nobsp.explain_parts(model, x[:12], background=x)
+
+    assert ex.feature_names == (*TRANSFORMER_PARTS, "mask")
+    size = float(np.abs(ex.values).sum(1).max())
+    assert_same_to_rounding(ex.residual, np.zeros_like(ex.residual), within=SUMS, size=size)
+    # Rows of one length have one mask, and the base is the mean over rows of all lengths.
+    of_masks = ex.values[:, -1]
+    assert_same_to_rounding(of_masks[:5], of_masks[5:10], within=SUMS, size=size)
+    whole = nobsp.explain_parts(model, x)
+    assert_same_to_rounding(ex.base_values, whole.base_values, within=SUMS, size=size)
+    assert_same_to_rounding(
+        whole.values[:, -1].mean(0),
+        np.zeros(2),
+        within=SUMS,
+        size=float(np.abs(whole.values).max()),
+    )
+
+
+def test_masks_are_beside_what_is_ablated_and_have_no_effect_of_their_own() -> None:
+    x = texts()
+    ex = nobsp.explain_parts(drawn(Padded()), x)
+
+    ablation = ex.ablation(x[:10])
+
+    assert ablation.names == ex.feature_names
+    assert ablation.measured.tolist() == [True] * 7 + [False]
+    size = float(np.abs(ex.values).max())
+    assert_same_to_rounding(ablation.direct, ex.values[:10], within=PASS, size=size)
+    assert np.isnan(ablation.effects[:, -1]).all()
+    assert np.isfinite(ablation.effects[:, :-1]).all()
+    assert ex.ablation(x[:10], most=2).measured.sum() == 2
 
 
 def test_a_function_may_choose_what_is_explained() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import nobsp
 from nobsp import plots
-from tests.parts.streams import ResNet, Transformer, drawn, rows
+from tests.parts.streams import Padded, ResNet, Transformer, drawn, rows, texts
 
 
 def test_the_map_has_a_line_for_each_block_and_a_column_for_each_head_and_the_mlp() -> None:
@@ -33,6 +33,22 @@ def test_the_map_has_a_line_for_each_block_and_a_column_for_each_head_and_the_ml
         "block 0",
         "block 1",
     ]
+
+
+def test_what_masks_do_has_a_line_of_its_own() -> None:
+    ex = nobsp.explain_parts(drawn(Padded()), texts())
+
+    ax = ex.plot.parts()
+
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "embedding",
+        "mask",
+        "block 0",
+        "block 1",
+    ]
+    grid = np.ma.filled(ax.images[0].get_array().astype(float), np.nan)
+    sizes = np.abs(ex.values[..., 0]).mean(0)
+    np.testing.assert_allclose(grid[:2, 0], sizes[[0, -1]])
 
 
 def test_an_ablation_is_drawn_beside_what_is_added_directly() -> None:

@@ -33,9 +33,8 @@ class Account:
     """What the parts of a batch add up to, in float64."""
 
     contributions: Tensor  # (rows, parts, outputs)
-    base: (
-        Tensor  # (rows, outputs); the same for all rows unless each has a mask or length of its own
-    )
+    # (rows, outputs); the same for all rows unless each has a mask or length of its own
+    base: Tensor
     outputs: Tensor  # (rows, outputs)
 
     @property
@@ -134,6 +133,10 @@ class Anatomy:
         if join.trunk is not None:
             terms[join.trunk] = references[join.trunk]
         return tape.rerun(terms, join.value, self.joins[position])
+
+    def base(self, tape: Tape, means: Means) -> Tensor:
+        """All outputs with every part at its mean, (rows, outputs)."""
+        return _flat(self.references(tape, means)[self.stream.output], tape.rows)
 
     def account(self, tape: Tape, means: Means, columns: Tensor) -> Account:
         """Contributions to chosen outputs of each row, (rows, chosen outputs)."""

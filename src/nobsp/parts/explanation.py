@@ -26,7 +26,7 @@ from nobsp.frames import frame_like
 from nobsp.network.guest import in_ordinary_modes
 from nobsp.network.readout import fingerprint_of
 from nobsp.parts.anatomy import Account, Anatomy, Detail, Means, dissect
-from nobsp.parts.names import Part
+from nobsp.parts.names import MASK, Part
 from nobsp.parts.running import (
     Rows,
     Target,
@@ -44,6 +44,8 @@ from nobsp.tabular.indexing import find_positions, split_axes
 _LARGE_RESIDUAL = 0.01
 # A residual of so many roundings of the outputs is rounding.
 _ROUNDINGS = 16
+# Bases of rows that differ by no more than this share of what is accounted for are the same.
+_SAME_BASE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,7 @@ class _Subject:
     model: nn.Module
     anatomy: Anatomy
     means: Means
+    base: Tensor  # all outputs with every part at its mean, on average over the calibration rows
     target: Target
     columns: tuple[int, ...]  # the outputs that are explained
     batch_size: int
@@ -81,6 +84,9 @@ class PartsExplanation(Explanation):
     An `Explanation` whose terms are parts of the network: what each adds to the outputs *directly*,
     by writing into the stream that the head reads. What later parts make of it is not in it: see
     `ablation`. The base is the output with every part at its mean over the calibration rows.
+
+    Where rows have padding masks or lengths of their own, which tell the head where to look, means
+    of parts give each row a base of its own. What it is above the mean base is a last part, "mask".
 
     Attributes:
         parts: The parts in the order of the terms.
@@ -266,7 +272,7 @@ def explain_parts(
         anatomy = dissect(record, reference.tensor.to(reference.device), parts)
         watched = _Watched(record, anatomy)
         means = anatomy.means(watched.tapes(reference))
-        mean_outputs = watched.mean_outputs(reference)
+        mean_outputs, base = watched.mean_outputs(reference, means)
         predictions = watched.outputs(rows)
         columns = choose_outputs(predictions, target)
         accounts = [
@@ -278,6 +284,7 @@ def explain_parts(
         model=module,
         anatomy=anatomy,
         means=means,
+        base=base,
         target=target,
         columns=columns,
         batch_size=batch_size,
@@ -316,9 +323,15 @@ class _Watched:
             outputs.append(tensor.reshape(tape.rows, -1).to("cpu", torch.float64))
         return torch.cat(outputs)[: len(rows.tensor)]
 
-    def mean_outputs(self, rows: Rows) -> Tensor:
-        """Their means."""
-        return self.outputs(rows).mean(0)
+    def mean_outputs(self, rows: Rows, means: Means) -> tuple[Tensor, Tensor]:
+        """Mean outputs as they are, and with every part at its mean."""
+        total = torch.zeros(())
+        total_base = torch.zeros(())
+        for tape in self.tapes(rows):
+            outputs = tape.values[self.anatomy.stream.output].reshape(tape.rows, -1)
+            total = total + outputs.to("cpu", torch.float64).sum(0)
+            total_base = total_base + self.anatomy.base(tape, means).cpu().sum(0)
+        return total / len(rows.tensor), total_base / len(rows.tensor)
 
 
 def _columns(columns: Sequence[int], rows: int) -> Tensor:
@@ -374,9 +387,15 @@ def _explanation(
     """Accounts of batches as one explanation."""
     values = _joined([account.contributions for account in accounts], n_rows)
     predictions = _joined([account.outputs for account in accounts], n_rows)
-    base = torch.cat([account.base for account in accounts]).mean(0).cpu().numpy()
+    base = subject.base[list(subject.columns)].numpy()
+    parts = subject.anatomy.parts
+    of_masks = _joined([account.base for account in accounts], n_rows) - base
+    precision = _precision(subject.anatomy)
+    if _is_seen(of_masks, predictions, base, precision):
+        parts = (*parts, MASK)
+        values = np.concatenate([values, of_masks[:, np.newaxis]], axis=1)
     residual = predictions - base - values.sum(1)
-    names = tuple(part.name for part in subject.anatomy.parts)
+    names = tuple(part.name for part in parts)
 
     return PartsExplanation(
         values=values,
@@ -390,11 +409,25 @@ def _explanation(
         data=np.abs(values).sum(2),
         outside=np.zeros(values.shape[:2], dtype=bool),
         baseline_contributions=np.zeros(values.shape[1:]),
-        parts=subject.anatomy.parts,
+        parts=parts,
         mean_outputs=mean_outputs,
         _subject=subject,
         _notes=_notes(subject.anatomy, predictions, predictions - base, residual),
     )
+
+
+def _precision(anatomy: Anatomy) -> float:
+    """The rounding of the numbers that the network gives."""
+    return torch.finfo(anatomy.probe.values[anatomy.stream.output].dtype).eps
+
+
+def _is_seen(
+    of_masks: FloatArray, predictions: FloatArray, base: FloatArray, precision: float
+) -> bool:
+    """Whether bases of rows differ by more than rounding."""
+    change = float(np.abs(predictions - base).mean())
+    rounding = _ROUNDINGS * precision * float(np.abs(predictions).mean())
+    return bool(np.abs(of_masks).max() > max(_SAME_BASE * change, rounding))
 
 
 def _notes(
@@ -413,8 +446,8 @@ def _notes(
         findings.append(Finding("note", "stream_end", "", message))
     size = np.abs(change).mean()
     share = float(np.abs(residual).mean() / size) if size > 0 else 0.0
-    precision = torch.finfo(anatomy.probe.values[stream.output].dtype).eps
-    is_rounding = np.abs(residual).mean() <= _ROUNDINGS * precision * np.abs(predictions).mean()
+    rounding = _ROUNDINGS * _precision(anatomy) * np.abs(predictions).mean()
+    is_rounding = np.abs(residual).mean() <= rounding
     if share > _LARGE_RESIDUAL and not is_rounding:
         message = (
             f"the parts leave {percent(share)} of the outputs' difference from the base "
@@ -430,7 +463,7 @@ class Ablation:
 
     Attributes:
         effects: Output minus the output without the part, (rows, parts, outputs); NaN for parts
-            that were not measured.
+            that were not measured, and for masks, which have no mean.
         direct: What the part adds to the stream that the head reads, (rows, parts, outputs).
         parts: The parts.
         output_names: Names of the outputs.
@@ -539,16 +572,14 @@ def measure_ablation(
     anatomy = subject.anatomy
     columns = subject.columns
     parts = explanation.parts
-    terms = [anatomy.parts.index(part) for part in parts]
     effects = []
     direct = []
     with watching(subject.model, subject.target) as record:
         watched = _Watched(record, anatomy)
-        chosen = _strongest(watched, rows, subject, terms, most)
+        chosen = _strongest(watched, rows, subject, parts, most)
         for tape in watched.tapes(rows):
-            picked = _columns(columns, tape.rows)
-            account = anatomy.account(tape, subject.means, picked)
-            contributions = account.contributions[:, terms]
+            account = anatomy.account(tape, subject.means, _columns(columns, tape.rows))
+            contributions = _contributions_of(parts, account, subject)
             _require_finite(account.outputs)
             lost = torch.full_like(contributions, torch.nan)
             for position in chosen:
@@ -570,18 +601,32 @@ def measure_ablation(
     )
 
 
+def _contributions_of(parts: Sequence[Part], account: Account, subject: _Subject) -> Tensor:
+    """Direct contributions of chosen parts, (rows, parts, outputs)."""
+    of_masks = account.base - subject.base[list(subject.columns)].to(account.base)
+    followed = subject.anatomy.parts
+    contributions = [
+        of_masks if part == MASK else account.contributions[:, followed.index(part)]
+        for part in parts
+    ]
+    return torch.stack(contributions, dim=1)
+
+
 def _strongest(
-    watched: _Watched, rows: Rows, subject: _Subject, terms: Sequence[int], most: int | None
+    watched: _Watched, rows: Rows, subject: _Subject, parts: Sequence[Part], most: int | None
 ) -> list[int]:
-    """Positions among the terms of the parts to measure."""
-    if most is None or most >= len(terms):
-        return list(range(len(terms)))
+    """Positions of the parts to measure; a mask cannot be."""
+    positions = [position for position, part in enumerate(parts) if part != MASK]
+    if most is None or most >= len(positions):
+        return positions
+    terms = [subject.anatomy.parts.index(parts[position]) for position in positions]
     size = torch.zeros(len(terms), dtype=torch.float64)
     for tape in watched.tapes(rows):
         columns = _columns(subject.columns, tape.rows)
-        guesses = watched.anatomy.screen(tape, subject.means, columns)[:, list(terms)]
+        guesses = watched.anatomy.screen(tape, subject.means, columns)[:, terms]
         size += guesses.abs().sum((0, 2)).cpu()
-    return sorted(size.argsort(descending=True)[:most].tolist())
+    strongest = size.argsort(descending=True)[:most].tolist()
+    return sorted(positions[rank] for rank in strongest)
 
 
 @in_ordinary_modes

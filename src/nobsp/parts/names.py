@@ -49,11 +49,17 @@ class Part:
     """One part."""
 
     name: str  # as people write it
-    kind: str  # "embedding", "head", "attention", "MLP", "layer", "block", "branch" or "unit"
+    # "embedding", "head", "attention", "MLP", "layer", "block", "branch", "unit" or "mask"
+    kind: str
     block: int | None  # counted from 0 along the stream; None for what is in no block
     number: int | None  # of a head in its layer, or of a unit
     module: str  # the layer it comes from
-    pieces: tuple[tuple[Source, int], ...]  # the tensors it is made of, and which slice of each
+    # the tensors it is made of, and which slice of each; none for the mask
+    pieces: tuple[tuple[Source, int], ...]
+
+
+# What a row's own mask or length makes of the other parts' means: no tensor of the stream.
+MASK = Part("mask", "mask", None, None, "", ())
 
 
 def name_parts(stream: Stream, *, split_heads: bool = True) -> tuple[Part, ...]:

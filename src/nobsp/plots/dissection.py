@@ -72,7 +72,7 @@ def parts(
     panels = _panels(what, column)
     with_heads = any(part.kind == "head" for part in what.parts)
     if with_heads:
-        n_lines = len({part.block for part in what.parts})
+        n_lines = len(_lines_of(what.parts))
     else:
         n_lines = min(len(what.parts), max_display)
     height = 0.3 * n_lines + 1.4
@@ -171,21 +171,19 @@ def _panels(what: Dissected, column: int) -> list[_Sizes]:
 def _draw_map(ax: Axes, dissected: Sequence[Any], sizes: FloatArray, largest: float) -> None:
     """Blocks down; what is not split, heads and the MLP across.
 
-    The embedding is in a line of its own.
+    The embedding is in a line of its own, and so is what masks do.
     """
-    blocks = {part.block for part in dissected if part.block is not None}
-    lines = [None, *sorted(blocks)]
+    lines = _lines_of(dissected)
     n_heads = 1 + max(part.number for part in dissected if part.kind == "head")
     grid = np.full((len(lines), n_heads + 2), np.nan)
     for part, size in zip(dissected, sizes, strict=True):
         if part.kind == "head":
             column = part.number + 1
-        elif part.kind in ("embedding", "attention"):
+        elif part.block is None or part.kind == "attention":
             column = 0
         else:
             column = n_heads + 1
-        line = lines.index(part.block)
-        grid[line, column] = size
+        grid[lines.index(_line_of(part)), column] = size
 
     shades = _axes.blend(_axes.NOTHING_TO_MUCH)
     ax.set_facecolor(_axes.EMPTY[0])
@@ -199,7 +197,7 @@ def _draw_map(ax: Axes, dissected: Sequence[Any], sizes: FloatArray, largest: fl
     if grid.size <= 300:
         _write_numbers(ax, grid, largest)
 
-    names = _names_of_lines(lines, dissected)
+    names = [escape(line) for line in lines]
     ax.set_yticks(range(len(lines)), labels=names, fontsize=SMALL)
     word = "head " if n_heads <= 6 else ""
     heads = [f"{word}{number}" for number in range(n_heads)]
@@ -210,9 +208,15 @@ def _draw_map(ax: Axes, dissected: Sequence[Any], sizes: FloatArray, largest: fl
     _axes.colour_bar(ax, image, "")
 
 
-def _names_of_lines(lines: Sequence[int | None], dissected: Sequence[Any]) -> list[str]:
-    first = next((part.name for part in dissected if part.block is None), "")
-    return [escape(first) if line is None else f"block {line}" for line in lines]
+def _line_of(part: Any) -> str:
+    return part.name if part.block is None else f"block {part.block}"
+
+
+def _lines_of(dissected: Sequence[Any]) -> list[str]:
+    """What is in no block has a line of its own, before the blocks."""
+    alone = [part for part in dissected if part.block is None]
+    inside = sorted((part for part in dissected if part.block is not None), key=lambda p: p.block)
+    return list(dict.fromkeys(_line_of(part) for part in (*alone, *inside)))
 
 
 def _write_numbers(ax: Axes, grid: FloatArray, largest: float) -> None:
