@@ -50,6 +50,53 @@ def test_rows_that_the_model_cannot_take_are_told(answer: Callable[..., Any]) ->
         answer(network(columns=5), ROWS)
 
 
+def words() -> nn.Module:
+    """Reads token numbers up to 19."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Embedding(20, 4), nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2)
+    )
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_numbers_that_are_in_no_table_are_told_wherever_they_are(
+    answer: Callable[..., Any],
+) -> None:
+    texts = torch.randint(0, 20, (60, 3))
+    texts[50, 1] = 20
+    with pytest.raises(ValueError, match="numbers from 0 to 20"):
+        answer(words(), texts)
+
+
+def test_further_rows_are_held_to_the_same() -> None:
+    texts = torch.randint(0, 20, (60, 3))
+    ex = nobsp.explain_parts(words(), texts)
+    with pytest.raises(ValueError, match="numbers from"):
+        ex.ablation(texts + 20)
+    with pytest.raises(ValueError, match="rows of background"):
+        nobsp.explain_parts(words(), texts, background=texts + 20)
+
+
+class Broken(nn.Module):
+    """Fails with whole numbers, but not for being whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.embed(x)
+        raise RuntimeError("no kernel for this precision")
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_whole_numbers_that_are_refused_for_another_reason_are_told_that_reason(
+    answer: Callable[..., Any],
+) -> None:
+    with pytest.raises(ValueError, match="no kernel for this precision"):
+        answer(Broken(), torch.randint(0, 20, (60, 3)))
+
+
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_model_that_answers_nan_is_refused(answer: Callable[..., Any]) -> None:
     model = network()

@@ -325,6 +325,17 @@ def test_protected_layers_stay_whole() -> None:
     assert pruned.model[0].weight.shape == (8, 5)
 
 
+def test_protecting_a_layer_between_or_the_one_that_reads_keeps_the_parts_and_says_why() -> None:
+    layers = (nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 12), nn.ReLU())
+    model = drawn(nn.Sequential(*layers, nn.Linear(12, 10), nn.ReLU(), nn.Linear(10, 2)))
+
+    for protected, reason in (("1", "it is protected"), ("3", "3, which reads")):
+        pruned = nobsp.prune(model, rows(200, 3), keep=0.5, protect=[protected])
+        assert (pruned.model[0].out_features, pruned.model[1].num_features) == (8, 8)
+        reasons = {layer.name: layer.reason for layer in pruned.left_whole}
+        assert reasons["0"].startswith(reason)
+
+
 def test_layers_with_few_rows_are_named() -> None:
     pruned = nobsp.prune(
         drawn(nn.Sequential(nn.Linear(3, 40), nn.ReLU(), nn.Linear(40, 2))), rows(30, 3)

@@ -74,6 +74,7 @@ class _Subject:
                 "the model's weights have changed since it was explained, and means of its parts "
                 "belong to the old ones; call explain_parts again."
             )
+        require_deterministic(self.model, rows)
         return rows
 
 
@@ -264,7 +265,9 @@ def explain_parts(
         )
     row_shape = tuple(rows.tensor.shape[1:])
     _require_shape(reference, row_shape, name="background")
-    require_deterministic(module, reference)
+    require_deterministic(module, rows)
+    if background is not None:
+        require_deterministic(module, reference, name="background")
     if isinstance(target, type):
         raise TypeError(f"target must be numbers of outputs or a function, found {quote(target)}.")
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from nobsp._typing import ArrayLike
 from nobsp.arguments import (
     array_of,
+    count,
     names_of,
     require_choice,
     require_number,
@@ -275,7 +276,7 @@ def _split(n_rows: int, held_out: float, seed: int) -> _Split:
     n_unseen = max(1, round(n_rows * held_out))
     if n_rows - n_unseen < 2:
         raise ValueError(
-            f"X has {n_rows} rows, of which at least two are needed beside held-out ones."
+            f"X has {count(n_rows, 'row')}, and at least two are needed beside held-out ones."
         )
     order = torch.randperm(n_rows, generator=torch.Generator().manual_seed(seed))
     return _Split(seen=order[n_unseen:].sort().values, unseen=order[:n_unseen].sort().values)
@@ -330,8 +331,12 @@ def _find_groups(
     left_whole = [WholeLayer(name, reason) for name, reason in others]
     removable = []
     for group in groups:
-        if any(_is_inside(name, protected) for name in (group.consumer, *group.producers)):
+        made_by = (*group.producers, *group.channelwise)
+        if any(_is_inside(name, protected) for name in made_by):
             left_whole.append(WholeLayer(group.name, "it is protected"))
+        elif _is_inside(group.consumer, protected):
+            reason = f"{group.consumer}, which reads what it makes, is protected"
+            left_whole.append(WholeLayer(group.name, reason))
         elif group.count < 2:
             left_whole.append(WholeLayer(group.name, "it has one part only"))
         else:
@@ -340,6 +345,7 @@ def _find_groups(
         reasons = "; ".join(
             f"{layer.name or 'the model itself'}: {layer.reason}" for layer in left_whole[:5]
         )
+        reasons = reasons or "it has no layers whose parts are read by another"
         raise NoPartsError(f"no part of this model can be taken out ({reasons}).")
     return removable, tuple(left_whole)
 
@@ -417,11 +423,11 @@ class _Surgeon:
         layers = []
         failed = []
 
-        for group, count in zip(self.groups, counts, strict=True):
-            if count >= group.count:
+        for group, staying in zip(self.groups, counts, strict=True):
+            if staying >= group.count:
                 continue
             moments = self._moments(small, group)
-            alive, cost = self._choose(moments, group, count)
+            alive, cost = self._choose(moments, group, staying)
             smaller = _cut(small, group, alive, self._probe())
             if smaller is None:
                 reason = "the network does not run with fewer of its parts"
@@ -445,11 +451,11 @@ class _Surgeon:
             )
         return small, layers, failed
 
-    def _choose(self, moments: LayerMoments, group: Group, count: int) -> tuple[Tensor, float]:
+    def _choose(self, moments: LayerMoments, group: Group, staying: int) -> tuple[Tensor, float]:
         """The parts that stay, and what the loss of the others is expected to cost."""
         if self.recipe.choose is not None:
-            return self.recipe.choose(group, count), 0.0
-        removal = self._remove(moments, group, count)
+            return self.recipe.choose(group, staying), 0.0
+        removal = self._remove(moments, group, staying)
         return removal.alive, sum(removal.costs)
 
     def _take_over(
@@ -490,13 +496,13 @@ class _Surgeon:
     def _probe(self) -> Tensor:
         return self.rows.tensor[:2].to(self.rows.device)
 
-    def _remove(self, moments: LayerMoments, group: Group, count: int) -> Removal:
+    def _remove(self, moments: LayerMoments, group: Group, staying: int) -> Removal:
         ridge = _least_ridge(moments)
         return remove_parts(
             moments.gram,
             moments.fitted(ridge),
             width=group.width,
-            keep=count,
+            keep=staying,
             metric=self.metrics.get(group.consumer),
             ridge=ridge,
         )

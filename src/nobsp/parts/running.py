@@ -20,6 +20,10 @@ from nobsp.network.readout import checked, outputs_of, require_function_of_row, 
 from nobsp.parts.tape import Tape, recording
 
 Target: TypeAlias = "int | Sequence[int] | Callable[[Any], Tensor] | None"
+# How models refuse rows.
+_REFUSALS = (RuntimeError, TypeError, NotImplementedError)
+# Rows that are tried before anything is computed.
+_TRIED_ROWS = 32
 # Outputs that are explained where nobody chose: of more than these, those that rows are predicted
 # as.
 _MOST_OUTPUTS = 10
@@ -78,21 +82,50 @@ def read_rows(model: nn.Module, X: ArrayLike, *, name: str, batch_size: int) -> 
         raise ValueError(f"{name} has {float(tensor[bad])} in row {bad[0]}; pass finite numbers.")
 
     device, dtype = device_and_dtype(model)
-    return Rows(_as_taken(model, tensor, device, dtype), device, int(batch_size))
+    taken = _as_taken(model, tensor, device, dtype, name=name)
+    return Rows(taken, device, int(batch_size))
 
 
-def _as_taken(model: nn.Module, tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _as_taken(
+    model: nn.Module, tensor: Tensor, device: torch.device, dtype: torch.dtype, *, name: str
+) -> Tensor:
     """Real numbers in the model's precision, whole ones as they are where the model takes them."""
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
         return tensor.to(dtype)
     # Embeddings refuse real numbers and linear layers refuse whole ones, so the model itself gives
     # the answer.
-    try:
-        with evaluation_mode(model) as run:
-            run(tensor[:1].to(device, torch.int64))
-    except (RuntimeError, TypeError, NotImplementedError):
-        return tensor.to(dtype)
-    return tensor.to(torch.int64)
+    first = tensor[:1].to(device, torch.int64)
+    refusals = []
+    with evaluation_mode(model) as run:
+        for numbers in (first, first.to(dtype)):
+            try:
+                run(numbers.clone())
+            except IndexError:
+                # It looks the numbers up, and some are too large for its table: that is told later.
+                break
+            except _REFUSALS as refusal:
+                refusals.append(_reason(refusal))
+            else:
+                break
+    if len(refusals) == 2:
+        raise ValueError(
+            f"model cannot take rows of {name}, each of {_describe(tensor)}: of whole numbers it "
+            f"says {refusals[0]!r}, of {dtype} {refusals[1]!r}."
+        )
+    return tensor.to(dtype if refusals else torch.int64)
+
+
+def _describe(rows: Tensor) -> str:
+    """The shape of each row, and which whole numbers there are."""
+    shape = f"the shape {tuple(rows.shape[1:])}"
+    if rows.is_floating_point():
+        return shape
+    return f"{shape} with numbers from {int(rows.min())} to {int(rows.max())}"
+
+
+def _reason(failure: BaseException) -> str:
+    """The first line of what a model says."""
+    return (str(failure).splitlines() or [type(failure).__name__])[0]
 
 
 @contextmanager
@@ -124,29 +157,41 @@ def _chosen_by_caller(chosen: object) -> Tensor:
     return chosen
 
 
-def require_deterministic(model: nn.Module, rows: Rows) -> None:
+def require_deterministic(model: nn.Module, rows: Rows, *, name: str = "X") -> None:
     """An error where a model cannot take rows, or its answers cannot be relied on.
 
     Such answers are NaN, differ each time, or depend on the rows beside.
     """
     _, dtype = device_and_dtype(model)
-    some = rows.tensor[:32]
+    some = _rows_to_try(rows.tensor)
     with evaluation_mode(model) as run:
         try:
             outputs = outputs_of(run(some.to(rows.device, copy=True)), len(some))
-        except RuntimeError as failure:
-            reason = str(failure).splitlines()[0]
+        except (RuntimeError, IndexError) as failure:
             raise ValueError(
-                f"model cannot take rows of X, each of the shape {tuple(some.shape[1:])} "
-                f"({reason})."
+                f"model cannot take rows of {name}, each of {_describe(some)} ({_reason(failure)})."
             ) from failure
         if not all(bool(output.isfinite().all()) for output in outputs.values()):
             raise ValueError(
-                "model answers NaN or infinity for rows of X; leave them out, or check their scale."
+                f"model answers NaN or infinity for rows of {name}; leave them out, or check their "
+                "scale."
             )
         require_function_of_row(
             run, lambda x: x.to(rows.device, copy=True), some, outputs_of, dtype
         )
+
+
+def _rows_to_try(tensor: Tensor) -> Tensor:
+    """Some rows, and of whole numbers also those with the smallest and the largest.
+
+    Tables that have these two have all between.
+    """
+    first = tensor[:_TRIED_ROWS]
+    if tensor.dtype != torch.int64:
+        return first
+    by_row = tensor.flatten(1)
+    extremes = torch.stack([by_row.amin(1).argmin(), by_row.amax(1).argmax()])
+    return torch.cat([first[: _TRIED_ROWS - 2], tensor[extremes]])
 
 
 def choose_outputs(outputs: Tensor, target: Target) -> tuple[int, ...]:
