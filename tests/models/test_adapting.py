@@ -444,3 +444,65 @@ def test_a_function_of_frames_is_told_that_it_gets_arrays() -> None:
     table = pd.DataFrame({"a": [0.0, 1.0, 2.0], "b": [1.0, 0.0, 5.0]})
     with pytest.raises(ValueError, match=r"pd\.DataFrame\(rows"):
         NObSP(lambda rows: rows["a"] + rows["b"]).fit(table)
+
+
+def test_inputs_that_do_not_fit_are_named_with_what_was_found() -> None:
+    torch.manual_seed(1)
+    model = TwoInputs()
+
+    with pytest.raises(
+        ValueError, match=r"x_num of shape \(rows, 2\) and x_cat of shape \(rows, 3"
+    ):
+        NObSP(model).fit((CODES, NUMBERS))
+    with pytest.raises(ValueError, match=r"lacks the input 'x_cat' .* Rename 'x_cta'"):
+        NObSP(model).fit({"x_num": NUMBERS, "x_cta": CODES})
+    with pytest.raises(TypeError, match="a list, which is read as batches"):
+        NObSP(model).fit([NUMBERS[:2], CODES[:2]])
+
+
+class ImageAndTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4 * 4 + 2, 1)
+
+    def forward(self, image: Tensor, table: Tensor) -> Any:
+        return self.head(torch.cat([image.flatten(1), table], 1))
+
+
+def test_the_function_of_an_image_takes_images() -> None:
+    torch.manual_seed(1)
+    images, numbers = torch.rand(60, 1, 4, 4), torch.rand(60, 2)
+    function = NObSP(ImageAndTable(), interactions=0).fit((images, numbers))["image"]
+
+    assert_same_to_rounding(function(images[:3]), function(images[:3].flatten(1)))
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars"])
+def test_lightgbm_takes_columns_whose_names_have_spaces(kind: str, tmp_path: Path) -> None:
+    lightgbm = pytest.importorskip("lightgbm")
+    pandas = pytest.importorskip("pandas")
+    numbers = np.random.default_rng(0).normal(size=(300, 2))
+    table = pandas.DataFrame(numbers, columns=["living area", "age"])
+    model = lightgbm.LGBMRegressor(n_estimators=10, verbose=-1).fit(table, numbers.sum(1))
+    rows = table[["age", "living area"]]
+    if kind == "polars":
+        rows = pytest.importorskip("polars").from_pandas(rows)
+
+    explainer = NObSP(model).fit(rows)
+
+    assert explainer.functions_.feature_names == ("living area", "age")
+    explanation = check(explainer, rows, torch.tensor(model.predict(table)))
+    explainer.save(tmp_path / "areas.nobsp")
+    loaded = NObSP.load(tmp_path / "areas.nobsp", model)
+    assert_same_to_rounding(loaded(rows).values, explanation.values)
+
+
+def test_text_that_a_model_cannot_take_is_named() -> None:
+    pandas = pytest.importorskip("pandas")
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    table = pandas.DataFrame({"age": np.arange(60.0), "rooms": np.arange(60.0) % 5})
+    model = HistGradientBoostingRegressor(max_iter=3).fit(table, table["age"])
+
+    with pytest.raises(ValueError, match=r"cannot take the rows of X.*'many'.* 'rooms' holds"):
+        NObSP(model).fit(table.assign(rooms="many"))

@@ -392,3 +392,51 @@ def test_frame_libraries_are_not_imported_for_arrays() -> None:
     )
     done = run_python(script)
     assert done.stdout.strip() == "[]"
+
+
+def read(X: Any, **options: Any) -> Tensor:
+    return torch.cat(list(batches_of(X, batch_size=8, **options)))
+
+
+def test_rows_that_are_no_table_are_refused_with_the_frame_to_pass() -> None:
+    pandas = pytest.importorskip("pandas")
+    record = {"age": 30.0, "city": "Oslo"}
+
+    with pytest.raises(TypeError, match=r"Series; pass a frame"):
+        read(pandas.Series(record))
+    with pytest.raises(TypeError, match=r"pandas\.DataFrame\(\[X\]\)"):
+        read(record)
+    with pytest.raises(TypeError, match=r"pandas\.DataFrame\(X\)"):
+        read([record, record])
+
+
+def test_numbers_as_text_are_told_from_names(frame_of: Frames) -> None:
+    with pytest.raises(TypeError, match=r"'a'.*convert it if it holds numbers as text"):
+        read(frame_of({"a": ["1.5", "2.5"]}))
+
+
+def encode_finite(X: Any) -> Any:
+    """Like a scaler of scikit-learn: refuses infinite numbers, leaves missing ones."""
+    rows = np.asarray(X, dtype=np.float64)
+    if np.isinf(rows).any():
+        raise ValueError("X contains infinity")
+    return rows
+
+
+def test_an_encoded_row_without_a_number_is_named_by_the_callers_column(frame_of: Frames) -> None:
+    ages = [30.0, 40.0, float("nan"), 50.0]
+    infinite = [30.0, float("inf"), 40.0, 50.0]
+
+    with pytest.raises(ValueError, match=r"missing in row 2, column 'age'"):
+        read(frame_of({"income": [1.0, 2.0, 3.0, 4.0], "age": ages}), encode=encode_finite)
+    with pytest.raises(ValueError, match=r"infinite in row 1, column 'age'"):
+        read(frame_of({"age": infinite}), encode=encode_finite)
+
+
+def test_a_first_row_that_does_not_fit_concerns_no_other(frame_of: Frames) -> None:
+    X = frame_of({"age": [float("inf"), 40.0, 50.0]})
+
+    source = batches_of(X, batch_size=8, encode=encode_finite, strict=False)
+
+    rows = torch.cat(list(source))
+    assert rows.isnan().ravel().tolist() == [True, False, False]

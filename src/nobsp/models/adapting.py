@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nobsp._typing import AnyArray, ModelLike, TableLike
-from nobsp.arguments import as_numpy
+from nobsp.arguments import as_numpy, join_names
 from nobsp.frames import frame_of, match_columns
 from nobsp.models.coded import Coded, Runs, linear
 from nobsp.network.adapted import Adapted, MixedColumnsError, grouping_rows
@@ -111,10 +111,23 @@ def _adapt_estimator(
     estimator = adapt_estimator(model, coded)
     if estimator is None:
         return None
+    estimator = replace(estimator, feature_names=_names_with_spaces(estimator.feature_names, X))
     has_preprocessing = estimator.encode is not None and estimator.encode is not coded
     if is_whole or (has_preprocessing and _mixes(model, estimator, X)):
         return whole_pipeline(model, coded)
     return estimator
+
+
+def _names_with_spaces(names: tuple[str, ...] | None, X: TableLike) -> tuple[str, ...] | None:
+    """The names of a model's columns as the rows have them.
+
+    LightGBM writes underscores where the columns that it was trained on have spaces.
+    """
+    columns = _column_names(X)
+    written = {column.replace(" ", "_"): column for column in columns}
+    if names is None or len(written) < len(columns) or set(names) <= set(columns):
+        return names
+    return tuple(written[name] for name in names) if set(names) <= written.keys() else names
 
 
 def _adapt_callable(model: ModelLike, coded: Coded | None) -> Adapted:
@@ -199,7 +212,7 @@ def _adapt_module(model: nn.Module, X: TableLike, layout: Mapping[str, Any] | No
         return _packed(module, packing, packing.matrix(few))
 
     if X is not None:
-        _require_one_input(unwrap(model))
+        _require_one_input(unwrap(model), X)
     coded = None
     if X is not None and not isinstance(X, Tensor):
         coded = Coded.of(X, missing=False, text=False, shares_unseen=True)
@@ -379,6 +392,13 @@ class Packing:
                 bracket = f"[{','.join(map(str, index))}]" if index else ""
                 names.append(f"{part.name}{bracket}")
         return tuple(names)
+
+    def __str__(self) -> str:
+        described = []
+        for name, shape, _, _ in self.inputs:
+            sizes = ", ".join(map(str, ("rows", *shape)))
+            described.append(f"{name} of shape ({sizes})")
+        return " and ".join(described)
 
     @property
     def codes(self) -> tuple[int, ...]:
@@ -603,14 +623,15 @@ def _column_names(part: Any) -> tuple[str, ...]:
     return () if frame is None else tuple(str(name) for name in frame.columns)
 
 
-def _require_one_input(module: nn.Module) -> None:
+def _require_one_input(module: nn.Module, X: TableLike) -> None:
     """An error for a model of several inputs that was given the rows of one."""
     required = [p.name for p in _parameters(module) if p.default is p.empty]
     if len(required) > 1:
         in_order = ", ".join(required)
         by_name = ", ".join(f'"{name}": {name}' for name in required)
+        read_as = "X is a list, which is read as batches" if type(X) is list else "X holds one"
         raise TypeError(
-            f"the model takes {len(required)} inputs ({in_order}), but X holds one; pass all of "
+            f"the model takes {len(required)} inputs ({in_order}), but {read_as}; pass all of "
             f"them together: a tuple ({in_order}), a dict {{{by_name}}}, or a DataLoader of such "
             "batches."
         )
@@ -629,6 +650,13 @@ def _known(module: nn.Module, parts: Mapping[str, Any]) -> Mapping[str, Any]:
         raise TypeError(
             f"X is a dict of {list(parts)}, but the model takes {list(parameters)}; pass a matrix, "
             "or rename them."
+        )
+    missing = [p.name for p in _parameters(module) if p.default is p.empty and p.name not in known]
+    if missing:
+        others = [name for name in parts if name not in parameters]
+        hint = f" Rename {others[0]!r}?" if len(others) == len(missing) == 1 else ""
+        raise ValueError(
+            f"X lacks the input {join_names(missing)} of the model; it has {list(parts)}.{hint}"
         )
     return known
 

@@ -100,6 +100,11 @@ class Coded:
         levels = {k: list(known) for k, known in self.levels.items()}
         return {**{name: getattr(self, name) for name in _LAYOUT}, "levels": levels}
 
+    @property
+    def names_of_levels(self) -> list[str]:
+        """The columns that hold names, not numbers."""
+        return [str(k) if self.names is None else self.names[k] for k in self.levels]
+
     @classmethod
     def from_layout(cls, layout: Mapping[str, Any], *, shares_unseen: bool = False) -> Coded:
         """The same as the one whose layout it is."""

@@ -9,6 +9,7 @@ loaded.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -33,7 +34,7 @@ from nobsp.arguments import (
     require_flag,
     require_whole_number,
 )
-from nobsp.frames import match_columns
+from nobsp.frames import is_missing, match_columns
 
 if TYPE_CHECKING:
     from nobsp.network.adapted import Adapted
@@ -90,7 +91,7 @@ def batches_of(
         opened = _Opened.table(X, whole, argument)
 
     # An empty cut still knows its dtype, and is not checked for missing values.
-    begun = reader.cut(opened.first, 0, 0 if encode is None else 1)
+    begun = reader.begin(opened.first)
     integer = encode is None and not begun.is_floating_point()
 
     def read() -> Iterator[tuple[Tensor, Any]]:
@@ -169,6 +170,22 @@ def _refuse_other_tables(X: TableLike, argument: str) -> None:
         raise TypeError(f"{argument} is a {kind}; pass {argument}.collect().")
     if hasattr(X, "toarray"):
         raise TypeError(f"{argument} is a sparse matrix; pass {argument}.toarray().")
+    if kind == "Series":
+        hint = "frame[5:6] for one row of a frame, frame[['name']] for one column"
+        raise TypeError(f"{argument} is a Series; pass a frame, such as {hint}.")
+    rows = [X] if isinstance(X, Mapping) else X
+    if isinstance(rows, list | tuple) and rows and all(map(_is_record, rows)):
+        is_single = rows is not X
+        what = "one row as a dictionary" if is_single else "a list of rows as dictionaries"
+        written = f"[{argument}]" if is_single else argument
+        raise TypeError(
+            f"{argument} is {what}; pass a frame, as pandas.DataFrame({written}) makes it."
+        )
+
+
+def _is_record(row: object) -> bool:
+    """Whether this is a row as a dictionary of names and single values."""
+    return isinstance(row, Mapping) and bool(row) and all(map(np.isscalar, row.values()))
 
 
 def check_batch_size(size: Any) -> int:
@@ -309,11 +326,30 @@ class _Reader:
             rows = self.cut(table, start, stop)
             bad = first_non_finite(rows) if self.strict else None
             if bad is not None:
+                row = first_row + start + bad[0]
+                own = _gap(table, start + bad[0]) if encoded else None
+                if own is not None:
+                    raise ValueError(
+                        f"{_missing(self.argument, *own, row)} The model's preprocessing leaves "
+                        "them as they are, and the model does not take them."
+                    )
                 value = "NaN" if bool(rows[bad].isnan()) else "infinite"
                 said = f"the encoded {self.argument}" if encoded else self.argument
                 column = bad[1] if encoded or table.names is None else table.names[bad[1]]
-                raise ValueError(_missing(said, value, first_row + start + bad[0], column))
+                raise ValueError(_missing(said, value, column, row))
             yield rows, table.native(start, stop) if encoded else None
+
+    def begin(self, table: _Table) -> Tensor:
+        """The first rows as the model takes them, as few as tell their columns."""
+        if self.encode is None:
+            return self.cut(table, 0, 0)
+        try:
+            return self.cut(table, 0, 1)
+        except (TypeError, ValueError):
+            # The first row may be one that does not fit, which concerns no other.
+            if self.strict or table.rows < 2:
+                raise
+        return self.cut(table, 0, min(table.rows, self.batch_size))
 
     def cut(self, table: _Table, start: int, stop: int) -> Tensor:
         """Some rows as the model takes them."""
@@ -327,6 +363,7 @@ class _Reader:
             kind = TypeError if isinstance(failure, TypeError) else ValueError
             raise kind(
                 f"{self.argument} does not pass the model's preprocessing: {failure}"
+                f"{_infinite_hint(self.argument, table, start, stop)}"
             ) from failure
         return torch.from_numpy(encoded if encoded.flags.writeable else encoded.copy())
 
@@ -483,7 +520,7 @@ def _frame_table(frame: nw.DataFrame[Any], argument: str, *, numeric: bool, stri
                 continue
             if strict:
                 row = start + int(missing.argmax())
-                raise ValueError(_missing(argument, "missing", row, name))
+                raise ValueError(_missing(argument, "missing", name, row))
             rows[missing, position] = np.nan
             rows[~missing, position] = series.drop_nulls().to_numpy()
         return torch.from_numpy(rows)
@@ -510,6 +547,8 @@ def _require_number_columns(
                 "encode it first, or pass a scikit-learn Pipeline that does so together with its "
                 "network"
             )
+            if isinstance(dtype, nw.String):
+                hint = f"convert it if it holds numbers as text, else {hint}"
             raise TypeError(f"{argument} column {name!r} holds {dtype}, not numbers; {hint}.")
 
 
@@ -529,7 +568,31 @@ def _frame_dtype(
     return np.float64 if may_be_missing else np.int64
 
 
-def _missing(argument: str, value: str, row: int, column: str | int) -> str:
+def _gap(table: _Table, row: int) -> tuple[str, str | int] | None:
+    """What the first number of a row is that is none, missing or infinite, and its column."""
+    native = table.native(row, row + 1)
+    frame = nw.from_native(native, eager_only=True, pass_through=True)
+    is_frame = isinstance(frame, nw.DataFrame)
+    for column in range(table.columns):
+        value = frame.item(0, column) if is_frame else native[0, column]
+        name = column if table.names is None else table.names[column]
+        if is_missing(value):
+            return "missing", name
+        if isinstance(value, float | np.floating) and math.isinf(value):
+            return "infinite", name
+    return None
+
+
+def _infinite_hint(argument: str, table: _Table, start: int, stop: int) -> str:
+    """A sentence about the first infinite number of some rows; empty without any."""
+    for row in range(start, stop):
+        gap = _gap(table, row)
+        if gap is not None and gap[0] == "infinite":
+            return f" ({_missing(argument, *gap, row)})"
+    return ""
+
+
+def _missing(argument: str, value: str, column: str | int, row: int) -> str:
     return (
         f"{argument} is {value} in row {row}, column {column!r}; remove or impute such values "
         "first."

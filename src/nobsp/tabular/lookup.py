@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -441,6 +442,9 @@ def value_rows(values: ArrayLike, members: int, name: str) -> AnyArray:
     rows = np.asarray(values) if is_array else np.array(values, dtype=object)
     if rows.ndim < 2:
         rows = rows.reshape(-1, 1) if members == 1 else rows.reshape(1, -1)
+    if rows.ndim > 2 and math.prod(rows.shape[1:]) == members:
+        # Images and the like, in the shape of the model's own input.
+        rows = rows.reshape(len(rows), members)
     if rows.ndim != 2 or rows.shape[1] != members:
         expected = "one value per row" if members == 1 else f"rows of {members} values"
         raise ValueError(f"values of {name!r} must be {expected}, found shape {rows.shape}.")

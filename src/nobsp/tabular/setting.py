@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from nobsp._typing import AnyArray, ArrayLike, ModelLike, TableLike
 from nobsp.arguments import (
+    join_names,
     names_of,
     number_outputs,
     require_choice,
@@ -31,7 +32,8 @@ from nobsp.calibration import Run
 from nobsp.calibration.local import Fold, is_ray
 from nobsp.calibration.ray import RayRun
 from nobsp.models import adapt
-from nobsp.models.coded import Runs
+from nobsp.models.adapting import Unpacks
+from nobsp.models.coded import Coded, Runs
 from nobsp.network.adapted import Adapted, grouping_rows, join_grouping_rows
 from nobsp.network.batches import NoRowsError, Source, batches_of, rows_like
 from nobsp.network.columns import SAMPLE_ROWS, Subset, Summary, needs_data, resolve_baseline
@@ -452,14 +454,25 @@ def find_readout(adapted: Adapted, probe: Tensor, *, head: str | nn.Module | Non
     try:
         readout = Readout.find_any(adapted.module, probe, head=head)
     except (RuntimeError, IndexError) as failure:
+        what = f"the {probe.shape[1]} columns of X"
         hint = "pass exactly the columns it was trained on, in their order, without labels"
+        if isinstance(adapted.module, Unpacks):
+            what = f"the inputs {adapted.module.packing}"
+            hint = "pass a tuple in the order of its arguments, or a dict by their names"
         if isinstance(adapted.module, Runs):
             hint = (
                 "a function is called with an array where all columns are numbers, so "
                 f"pd.DataFrame(rows, columns=[...]) makes a frame of it; otherwise {hint}"
             )
-        raise ValueError(
-            f"the model cannot take the {probe.shape[1]} columns of X ({failure}); {hint}."
+        raise ValueError(f"the model cannot take {what} ({failure}); {hint}.") from failure
+    except (TypeError, ValueError) as failure:
+        if not isinstance(adapted.encode, Coded) or not adapted.encode.names_of_levels:
+            raise
+        named = join_names(adapted.encode.names_of_levels)
+        kind = TypeError if isinstance(failure, TypeError) else ValueError
+        raise kind(
+            f"the model cannot take the rows of X ({failure}). In X {named} holds names, texts or "
+            "dates; pass what the model was trained on."
         ) from failure
     embedded = {*readout.embedded_columns, *adapted.codes}
     return replace(readout, embedded_columns=tuple(sorted(embedded)))
