@@ -67,3 +67,17 @@ def test_plots_answer_to_names_of_others_and_to_a_call(explainer: nobsp.NObSP) -
     with pytest.raises(TypeError, match=r"plot\.curves"):
         explainer.plot()
     assert callable(Plots(explainer, ("curves",)).curves)
+
+
+@pytest.mark.parametrize("name", sorted(elsewhere.PLOT_FUNCTIONS))
+def test_the_plots_answer_to_names_of_others(name: str) -> None:
+    if hasattr(nobsp.plots, name):
+        return
+    with pytest.raises(AttributeError) as failure:
+        getattr(nobsp.plots, name)
+    assert elsewhere.PLOT_FUNCTIONS[name] in str(failure.value)
+
+
+def test_a_misspelt_plot_gets_the_closest_one() -> None:
+    with pytest.raises(AttributeError, match="'waterfall'"):
+        nobsp.plots.waterfal  # type: ignore[attr-defined]  # noqa: B018

@@ -27,6 +27,11 @@ PACKAGE = {
     "fit": "nobsp.NObSP(model).fit(X)",
     "load": "nobsp.NObSP.load(path, model), nobsp.NObSPCam.load or nobsp.Functions.load(path)",
     "save": "the method save(path) of explainers and functions",
+    "summary_plot": "ex.plot.beeswarm() or ex.plot.importance(), of ex = explainer(X)",
+    "force_plot": f"ex.plot.waterfall(row), of ex = explainer(X); {_SHAP_PLOTS}",
+    "dependence_plot": "explainer.plot.curves(['feature'])",
+    "decision_plot": f"ex.plot.waterfall(row), of ex = explainer(X); {_SHAP_PLOTS}",
+    "waterfall_plot": "ex.plot.waterfall(row), of ex = explainer(X)",
     "find_label_issues": "nobsp.audit(nobsp.ContributionIndex(explainer).fit(X, labels))",
 }
 
@@ -61,6 +66,9 @@ EXPLANATION = {
     "expected_value": "ex.base_values",
     "display_data": "ex.data",
     "abs": "explainer.importance(), or abs(ex.values)",
+    "mean": "ex.values.mean(0)",
+    "sum": "ex.total(), the sums of a feature's terms",
+    "sample": "ex[rows], with positions of your choice",
     "interactions": "ex.order(2)",
     "to_pandas": "ex.to_frame()",
     "to_polars": "ex.to_frame(), a frame of the kind that was explained",
@@ -77,6 +85,9 @@ EXPLANATION = {
 MAPS = {
     "heatmap": "maps.overlay(images) for arrays, maps.plot.cam_grid(images) for a figure",
     "cam": "maps.account",
+    "predicted": "maps.logits.argmax(1), or maps.target, the classes that maps are about",
+    "predictions": "maps.logits, or maps.confidence",
+    "probabilities": "maps.confidence",
     "values": "maps.account",
     "attributions": "maps.account",
     "save": "maps.overlay(images) for arrays to save, nobsp.report(maps, path) for a page",
@@ -117,6 +128,12 @@ PLOTS = {
     "curves": "explainer.plot.curves(['feature'])",
     "imshow": "maps.plot.cam_grid(images)",
     "show": "maps.plot.cam_grid(images)",
+}
+
+
+# Of the plots as functions, `nobsp.plots`.
+PLOT_FUNCTIONS = {
+    name: f"ex.{advice}" if advice.startswith("plot.") else advice for name, advice in PLOTS.items()
 }
 
 

@@ -619,3 +619,8 @@ def test_the_models_own_link_is_used_and_others_have_to_be_said(table, ex):
         own[:, :, 0].to_probability()
     with pytest.raises(ValueError, match="already"):
         made.to_probability()
+
+
+def test_one_output_is_said_to_be_one(ex):
+    with pytest.raises(ValueError, match="there is 1 output: 'low'"):
+        ex[:, :, "low"][:, :, 1]

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from nobsp import NObSP
 from nobsp.cli import main
 from nobsp.cli.cam import find_images
 from nobsp.cli.inputs import find_pictures
@@ -330,3 +331,21 @@ def test_pictures_after_a_calibration_on_normalised_images_are_warned_of() -> No
         cam(pictures(2))
     plain = NObSPCam(averaged()).fit(prepared)
     assert len(plain(pictures(2))) == 2
+
+
+def test_a_misspelt_class_gets_the_closest_one() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    )
+    images = torch.rand(6, 3, 8, 8)
+    cam = NObSPCam(model, output_names=["cross", "circle"]).fit(images)
+
+    with pytest.raises(ValueError, match="did you mean 'cross'"):
+        cam(images, target="cros")
+
+
+def test_tables_and_images_are_sent_to_each_others_explainer() -> None:
+    with pytest.raises(ValueError, match=r"NObSP\(model\)"):
+        NObSPCam(nn.Linear(3, 2)).fit(torch.rand(20, 3))
+    with pytest.raises(ValueError, match=r"NObSPCam\(model\)"):
+        NObSP(nn.Conv2d(3, 4, 3)).fit(torch.rand(20, 3, 8, 8))

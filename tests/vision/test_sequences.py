@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.architectures import torchvision_models
-from nobsp import plots
+from nobsp import ContributionIndex, plots
 from nobsp.vision import ActivationMaps, NObSPCam, explain_images
 from tests.vision.networks import made
 
@@ -228,3 +228,25 @@ def test_signals_and_words_are_drawn() -> None:
     assert [text.get_text() for text in drawn.texts][:2] == ["so", r"much \$"]
     with pytest.raises(ValueError, match="tokens"):
         plots.words(read, ["a"] * (LENGTH + 1))
+
+
+def test_an_index_of_texts_takes_their_tokens() -> None:
+    ids = texts(60)["input_ids"]
+    cam = NObSPCam(made(Text("mean"))).fit(ids)
+    labels = cam(ids).logits.argmax(1)
+
+    index = ContributionIndex(cam).fit(ids, labels)
+
+    assert len(index) == 60
+    assert index.query(ids[:4]).predicted.tolist() == labels[:4].tolist()
+
+
+def test_texts_are_called_texts() -> None:
+    ids = texts(40)["input_ids"]
+    cam = NObSPCam(made(Text("mean"))).fit(ids)
+
+    assert "3 sequences" in repr(cam(ids[:3]))
+    with pytest.raises(ValueError, match=r"texts of shape \(8,\)"):
+        cam(ids[:3, :8])
+    with pytest.raises(FileNotFoundError, match="tokenizer"):
+        cam(["a great film"])

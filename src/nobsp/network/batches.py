@@ -419,7 +419,10 @@ def _require_matrix(
 ) -> None:
     """An error for an array that is no matrix of the columns that are expected."""
     if X.ndim != 2:
-        hint = "pass one row per sample and one column per feature"
+        hint = (
+            "pass one row per sample and one column per feature. Images, signals and volumes are "
+            "explained by nobsp.NObSPCam(model)"
+        )
         if X.ndim == 1:
             hint = (
                 f"pass {argument}.reshape(-1, 1) for one column or {argument}.reshape(1, -1) for "

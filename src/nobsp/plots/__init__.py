@@ -1,5 +1,8 @@
 """Plots of explanations, with matplotlib: axes in, axes out, nothing shown."""
 
+from typing import TYPE_CHECKING
+
+from nobsp.elsewhere import PLOT_FUNCTIONS, describe_unknown
 from nobsp.plots.accounts import ledger, waterfall
 from nobsp.plots.curves import curves
 from nobsp.plots.differences import along, gaps, two_curves
@@ -33,3 +36,14 @@ __all__ = [
     "words",
     "words_html",
 ]
+
+# Type checkers do not see this, so that misspelt names are an error to them.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        module = "module 'nobsp.plots'"
+        if name.startswith("_"):
+            raise AttributeError(f"{module} has no attribute {name!r}")
+        raise AttributeError(
+            describe_unknown(module, name, known=__all__, elsewhere=PLOT_FUNCTIONS)
+        )

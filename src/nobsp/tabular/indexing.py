@@ -112,8 +112,9 @@ def output_position(
     if isinstance(output, bool) or not isinstance(output, int | np.integer):
         raise TypeError(f"{called} must be a position or a name, found {output!r}.")
     if not -len(names) <= output < len(names):
+        are = "is" if len(names) == 1 else "are"
         raise ValueError(
-            f"{called} is {output}, but there are {count(len(names), what)}: "
+            f"{called} is {output}, but there {are} {count(len(names), what)}: "
             f"{join_names(names, _MOST_LISTED)}."
         )
     return int(output) % len(names)

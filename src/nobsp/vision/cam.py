@@ -587,7 +587,7 @@ class NObSPCam(Explainer):
         """
         fitted = self._require_same_weights()
         head = fitted.feature_map.head if fitted.feature_map.direct else None
-        if isinstance(X, Tensor | np.ndarray) and X.ndim == 2:
+        if isinstance(X, Tensor | np.ndarray) and X.ndim == 2 and not self._are_tokens(X):
             if head is None:
                 raise ValueError(
                     "layers stand between map and head, so pooled channels are not enough; pass X "
@@ -601,6 +601,11 @@ class NObSPCam(Explainer):
         )
         for feature_map, view in views:
             yield run_in_ordinary_modes(partial(self._evidence, feature_map, view, wanted))
+
+    def _are_tokens(self, X: Tensor | np.ndarray[Any, Any]) -> bool:
+        """Whether a matrix holds texts, as those of the calibration, and no pooled activations."""
+        is_whole = str(X.dtype).removeprefix("torch.").startswith(("int", "uint"))
+        return is_whole and self._fitted.feature_map.text
 
     def _evidence(
         self, feature_map: FeatureMap, view: ForwardPass, wanted: Wanted

@@ -422,9 +422,10 @@ class FeatureMap:
         explain_failure(failure, images, dtype=self.dtype, device=self.device)
         shape = tuple(images.shape[1:])
         if shape != self.image_shape:
+            inputs = "texts" if self.text else "images"
             raise ValueError(
-                f"the model cannot take images of shape {shape} ({failure}); it was calibrated on "
-                f"images of shape {self.image_shape}."
+                f"the model cannot take {inputs} of shape {shape} ({failure}); it was calibrated "
+                f"on {inputs} of shape {self.image_shape}."
             ) from failure
 
     def _read_pass(self, images: Tensor, tensor: Tensor, testimony: _Testimony) -> ForwardPass:

@@ -280,7 +280,8 @@ def _checked(batch: Any, argument: str) -> Tensor:
         )
     whole = not batch.is_floating_point() and batch.dtype != torch.bool
     if batch.ndim not in ((2, 3, 4, 5) if whole else (3, 4, 5)):
-        raise ValueError(f"{argument} has shape {tuple(batch.shape)}; expected {SHAPES}.")
+        hint = " A table is explained by nobsp.NObSP(model)." if batch.ndim == 2 else ""
+        raise ValueError(f"{argument} has shape {tuple(batch.shape)}; expected {SHAPES}.{hint}")
     if whole and batch.ndim == 2:
         return batch.detach()
     if not batch.is_floating_point():

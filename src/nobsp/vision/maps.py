@@ -136,10 +136,11 @@ class ActivationMaps(NamesFromElsewhere):
 
     def __repr__(self) -> str:
         size = "×".join(map(str, self.locations))
+        inputs = {1: "sequences", 3: "volumes"}.get(len(self.locations), "images")
         names = list(dict.fromkeys(self.target_names.ravel().tolist()))
         target = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         return (
-            f"ActivationMaps({len(self)} images, {size} locations, layer={self.layer!r}, "
+            f"ActivationMaps({len(self)} {inputs}, {size} locations, layer={self.layer!r}, "
             f"target={target!r}, against={self.against!r}, scale={self.scale!r}{self._warning()})"
         )
 

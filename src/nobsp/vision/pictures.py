@@ -128,7 +128,10 @@ def _readable(path: Any, argument: str) -> Iterator[None]:
         yield
     except FileNotFoundError as missing:
         raise FileNotFoundError(
-            f"{argument}: there is no file or folder {str(path)!r}."
+            f"{argument}: there is no file or folder {str(path)!r}; of texts pass the tokens, as "
+            "tokenizer(texts, padding=True, return_tensors='pt') makes them."
+            if " " in str(path).strip() and not Path(path).suffix
+            else f"{argument}: there is no file or folder {str(path)!r}."
         ) from missing
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as failure:
         raise ValueError(

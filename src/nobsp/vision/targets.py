@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from nobsp.arguments import require_choice
+from nobsp.arguments import require_choice, suggest
 from nobsp.numerics import gauss_legendre
 
 Against = int | str | Literal["runner-up", "others", "mean"] | None
@@ -242,7 +242,8 @@ class Targets:
                 words = (
                     ' nor one of "runner-up", "others" and "mean"' if argument == "against" else ""
                 )
-                raise ValueError(f"{argument}={label!r} is not a class{words}; {classes}.")
+                hint = suggest(label, self.names)
+                raise ValueError(f"{argument}={label!r} is not a class{words}; {classes}: {hint}")
             return self.names.index(label)
         if isinstance(label, Tensor | np.ndarray) and np.prod(label.shape) == 1:
             label = label.item()
