@@ -115,6 +115,14 @@ def test_what_is_no_table_is_refused_by_name(net, explainer, table, X, kind, sai
             use(X(table))
 
 
+@pytest.mark.parametrize("kind", [pd.DataFrame, pl.DataFrame])
+def test_dates_beside_numbers_are_named(kind):
+    days = pd.date_range("2020-01-01", periods=60).to_pydatetime()
+    frame = kind({"age": np.arange(60), "when": list(days)})
+    with pytest.raises(TypeError, match=r"feature 'when' has levels of type .*dates are neither"):
+        NObSP(lambda frame: np.asarray(frame["age"], dtype=float)).fit(frame)
+
+
 def test_object_arrays_of_numbers_are_numbers(explainer, table):
     objects = table.to_numpy().astype(object)
     assert_same_to_rounding(explainer(objects).values, explainer(table).values, within=SINGLE)

@@ -306,6 +306,44 @@ def test_a_feature_that_is_a_function_of_another_is_named(function: Any) -> None
     assert "a" in named["f"]
 
 
+@pytest.mark.parametrize("n_parts", [5, 9])
+def test_a_sum_of_many_is_named_once(n_parts: int) -> None:
+    shares = np.random.default_rng(0).dirichlet(np.ones(n_parts), size=600)
+    findings = NObSP(lambda X: X[:, 0] ** 2, interactions=0).fit(shares).health().findings
+    named = [finding.message for finding in findings if finding.code == "determined"]
+    assert len(named) == 1
+    assert "x1" in named[0]
+
+
+@pytest.mark.parametrize("draw", ["lognormal", "standard_cauchy", "exponential"])
+def test_skewed_columns_beside_a_whole_number_are_not_determined(draw: str) -> None:
+    generator = np.random.default_rng(0)
+    age = generator.integers(18, 90, 1000)
+    income = getattr(generator, draw)(size=1000)
+    rows = np.stack([age, income, generator.normal(size=1000)], 1)
+    assert "determined" not in codes(NObSP(lambda X: X[:, 0] + X[:, 2], interactions=0).fit(rows))
+
+
+def test_many_rows_where_nothing_happened_are_not_few_rows() -> None:
+    generator = np.random.default_rng(0)
+    rows = generator.gamma(1.0, size=(1000, 5))
+    rows[generator.random(1000) < 0.6] = 0.0
+    explainer = NObSP(lambda X: np.sqrt(X.sum(1)), interactions=0).fit(rows)
+    assert np.isfinite(explainer.explained_).all()
+    assert "few_rows" not in codes(explainer)
+
+
+def test_rows_of_few_values_are_not_few_rows() -> None:
+    rows = (np.random.default_rng(0).random((1000, 6)) < 0.3).astype(float)
+    assert "few_rows" not in codes(NObSP(lambda X: X.max(1) + X[:, 0], interactions=0).fit(rows))
+
+
+def test_copies_of_rows_are_few_rows() -> None:
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(60, 3))[generator.integers(0, 60, 1000)]
+    assert "few_rows" in codes(NObSP(network(3), interactions=0).fit(rows))
+
+
 def test_the_season_follows_from_the_month_and_not_the_other_way_round() -> None:
     generator = np.random.default_rng(0)
     month = generator.integers(1, 13, 600)

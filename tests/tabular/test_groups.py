@@ -15,7 +15,14 @@ from torch import nn
 from nobsp import NObSP
 from nobsp.network.columns import SAMPLE_ROWS, Summary
 from nobsp.tabular.health import ExplainedWorseWarning
-from nobsp.tabular.setting import deal_folds, find_neighbourhoods, join_rows, sampled_positions
+from nobsp.tabular.setting import (
+    deal_folds,
+    find_neighbourhoods,
+    is_by_chance,
+    join_rows,
+    number_rows,
+    sampled_positions,
+)
 from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 
 CUSTOMERS = 60
@@ -174,8 +181,11 @@ def test_groups_of_more_rows_than_are_kept_are_those_of_the_kept_rows() -> None:
 
 
 def test_identical_rows_tie_groups_together() -> None:
-    inputs = torch.tensor([[0.0], [0.0], [1.0], [2.0], [3.0]])
-    codes = join_rows(inputs, np.array([0, 1, 1, 2, 0]))
+    inputs = torch.arange(1.0, 41.0).repeat(2, 1).T
+    inputs[1] = inputs[0]
+    groups = np.arange(40)
+    groups[[2, 4]] = [1, 0]
+    codes = join_rows(inputs, groups)
     assert len(set(codes[[0, 1, 2, 4]])) == 1
     assert codes[3] != codes[0]
 
@@ -225,3 +235,48 @@ def test_the_column_that_named_groups_may_stay_in_rows_that_are_explained() -> N
     assert explainer.check_shape("a", "increasing", with_customers).n_rows == len(with_customers)
     with pytest.raises(ValueError, match="clerk"):
         explainer(with_customers.assign(clerk=1.0))
+
+
+def test_rows_that_few_values_make_equal_by_chance_tie_no_groups() -> None:
+    generator = np.random.default_rng(0)
+    rows = generator.integers(0, 3, size=(1000, 4)).astype(float)
+    member = generator.integers(0, 200, 1000)
+    explainer = NObSP(lambda X: X[:, 0] * X[:, 1] + np.sqrt(X.sum(1))).fit(rows, groups=member)
+
+    fresh = generator.integers(0, 3, size=(2000, 4)).astype(float)
+    assert explainer.explained_[0] == pytest.approx(explainer.score(fresh), abs=0.02)
+    assert "few_rows" not in {finding.code for finding in explainer.health().findings}
+
+
+def test_the_most_frequent_row_ties_no_groups() -> None:
+    generator = np.random.default_rng(0)
+    rows = generator.gamma(1.0, size=(1000, 4))
+    rows[generator.random(1000) < 0.4] = 0.0  # nothing happened
+    member = np.arange(1000) % 60
+    explainer = NObSP(lambda X: np.sqrt(X.sum(1)), interactions=0).fit(rows, groups=member)
+
+    findings = {finding.code: finding.message for finding in explainer.health().findings}
+    assert "only 60 groups" in findings["few_rows"]
+    assert "60 groups in 1,000 rows" in findings["groups"]
+
+
+def test_copies_in_most_groups_are_held_out_together_and_this_is_said() -> None:
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(80, 8))[generator.integers(0, 80, 1500)]
+    explainer = NObSP(network(8), interactions=0).fit(rows, groups=generator.integers(0, 100, 1500))
+    apart = NObSP(network(8), interactions=0).fit(rows)
+
+    assert_same_to_rounding(explainer.explained_, apart.explained_)
+    messages = {finding.code: finding.message for finding in explainer.health().findings}
+    assert "100 groups were not" in messages["groups"]
+    assert "different rows" in messages["few_rows"]
+
+
+def test_levels_in_several_columns_are_one_feature_where_rows_are_equal_by_chance() -> None:
+    levels = np.random.default_rng(0).integers(0, 6, size=(600, 2))
+    inputs = np.concatenate([np.eye(6)[levels[:, 0]], np.eye(6)[levels[:, 1]]], 1)
+    inputs = torch.from_numpy(inputs[np.lexsort(inputs.T)])
+    identical = number_rows(inputs)
+    features = [tuple(range(6)), tuple(range(6, 12))]
+    assert is_by_chance(inputs, identical, features).all()
+    assert not is_by_chance(inputs, identical, []).all()

@@ -193,12 +193,7 @@ def _notes(setting: Setting, terms: FittedTerms, meter: Meter) -> list[Finding]:
             "converts them.",
         )
     if setting.groups is not None:
-        n_groups = len(np.unique(setting.groups))
-        note(
-            "groups",
-            f"Rows of one group were held out together: {n_groups:,} groups in "
-            f"{len(setting.groups):,} rows.",
-        )
+        note("groups", _groups_in_words(setting.groups, terms.fit.sample))
     thinned = _list_thinned(terms.thresholds, setting.names)
     if thinned:
         note(
@@ -208,7 +203,7 @@ def _notes(setting: Setting, terms: FittedTerms, meter: Meter) -> list[Finding]:
         )
     # Weights repeat rows: of such a table all rows may be in memory, and their number is not the
     # caller's.
-    if setting.summary.rows > SAMPLE_ROWS and setting.n_unweighted is None:
+    if setting.summary.rows > SAMPLE_ROWS and not setting.is_weighted:
         share = f"{SAMPLE_ROWS:,} of the {setting.summary.rows:,} rows"
         note(
             "sampled",
@@ -224,6 +219,18 @@ def _notes(setting: Setting, terms: FittedTerms, meter: Meter) -> list[Finding]:
             _list_terms([direct.term for direct in terms.direct], setting.names),
         )
     return notes
+
+
+def _groups_in_words(groups: Codes, sample: Sample) -> str:
+    """What was held out together where groups are named."""
+    n_groups = len(np.unique(groups))
+    if not sample.keeps_groups_whole:
+        return (
+            "Most rows are identical to rows of other groups, so identical rows were held out "
+            f"together, and the {n_groups:,} groups were not: held-out R² is not that on new "
+            "groups."
+        )
+    return f"Rows of one group were held out together: {n_groups:,} groups in {len(groups):,} rows."
 
 
 def _list_thinned(thresholds: Mapping[int, tuple[int, int]], names: Sequence[str]) -> str:
@@ -354,7 +361,7 @@ def _dependence_findings(setting: Setting, rows: Sample) -> list[Finding]:
 
 def _determined_finding(determined: Determined, names: Sequence[str]) -> Finding:
     subject = names[determined.feature]
-    others = join_names([names[feature] for feature in determined.by])
+    others = join_names([names[feature] for feature in determined.by], _MOST_FEATURES)
     if determined.level:
         message = (
             f"Whether it is {determined.level!r} follows from {others} (R² "
@@ -632,7 +639,8 @@ def few_rows_findings(
 ) -> list[Finding]:
     """What held-out R², `explained`, is worth where it rests on few rows.
 
-    `rows` and `units` count as many as tell as much if all were different and of one weight.
+    `rows` are different ones (with weights, as many as tell as much), and `units` as many as tell
+    as much if all were different and of one weight.
     """
     weights = " of equal weight" if weighted else ""
     if rows < TOO_FEW_ROWS:
@@ -650,6 +658,8 @@ def few_rows_findings(
 
     what = count(units, "group" if grouped else "different row")
     rests_on = f"as much as {what}{weights}" if weighted else f"only {what}"
+    if not grouped and not weighted and units < rows:
+        rests_on = f"as much as {what}, as some of the {rows:,} repeat more than others,"
     message = f"Held-out R² was measured on {rests_on} of {count(features, 'feature')}"
     if less >= LEAST_OPTIMISM:
         message += f": expect about {less:.2f} less on new rows, at times three times that"
@@ -859,7 +869,7 @@ _MOST_COLUMNS = 200
 # A level, or a value that a number repeats, counts where this share of the rows has it, and this
 # share has not.
 _SHARE_OF_LEVEL = 0.02
-# Most features that are named as those which determine another.
+# Most features that are looked for one by one as those which determine another.
 _MOST_NAMED = 3
 
 
@@ -896,7 +906,12 @@ def find_determined(domains: Sequence[Domain], sample: Sample) -> list[Determine
         others = np.flatnonzero(owners != column.feature)
         if _share(correlation, position, others) < DETERMINED:
             continue
+        # Of a sum of many, every part follows from the others.
+        if any(column.feature in members for members in named if len(members) > _MOST_NAMED + 1):
+            continue
         by, share = _smallest_set(correlation, position, owners)
+        if share < DETERMINED:
+            by, share = _heaviest_set(correlation, position, owners)
         members = frozenset((column.feature, *by))
         if share >= DETERMINED and members not in named:
             named.add(members)
@@ -923,8 +938,10 @@ def find_functions_of_one(
     if groups is not None:
         rows = rows[np.unique(groups, return_index=True)[1]]
     step = -(-len(rows) // _MOST_ORDERED_ROWS)
-    # A copy of a row would tell everything about it.
+    # A copy of a row would tell everything about it. That makes them sorted, so they are shuffled:
+    # the first row of every value would have low values in the columns that follow.
     targets = np.unique(rows[::step], axis=0)
+    targets = np.random.default_rng(0).permutation(targets)
     if len(targets) < _FEWEST_ORDERED_ROWS:
         return []
     known = targets.T
@@ -967,7 +984,7 @@ def _shares_by_neighbours(source: Array, targets: Array) -> FloatArray:
         # One row per value: rows of the same amount may belong to the same person.
         ordered = targets[first]
         left = ordered[1:-1] - (ordered[:-2] + ordered[2:]) / 2
-        return np.asarray(1 - np.square(left).mean(0))
+        return _share_of_spread(left, ordered[1:-1])
 
     sums = np.zeros((len(values), targets.shape[1]))
     np.add.at(sums, place, targets)
@@ -977,7 +994,18 @@ def _shares_by_neighbours(source: Array, targets: Array) -> FloatArray:
     rows = targets[has_others]
     groups = place[has_others]
     of_others = (sums[groups] - rows) / (counts[groups] - 1)[:, None]
-    return np.asarray(1 - np.square(rows - of_others).mean(0))
+    return _share_of_spread(rows - of_others, rows)
+
+
+def _share_of_spread(left: Array, rows: Array) -> FloatArray:
+    """R² of columns on some rows; zero where a column does not vary among these.
+
+    The few large values of a skewed column may be in none of them.
+    """
+    variance = rows.var(0)
+    varies = variance > _ROUNDING
+    share = 1 - np.square(left).mean(0) / np.where(varies, variance, 1.0)
+    return np.where(varies, share, 0.0)
 
 
 def _columns_of(domains: Sequence[Domain], sample: Sample) -> list[_Column]:
@@ -1016,15 +1044,19 @@ def _share(correlation: FloatArray, target: int, others: NDArray[np.intp]) -> fl
     """R² of a column on others."""
     if not len(others):
         return 0.0
-    system = correlation[np.ix_(others, others)] + 1e-9 * np.eye(len(others))
     cross = correlation[others, target]
-    return float(cross @ np.linalg.solve(system, cross))
+    return float(cross @ np.linalg.solve(_system(correlation, others), cross))
+
+
+def _system(correlation: FloatArray, others: NDArray[np.intp]) -> FloatArray:
+    """Correlations among some columns, which can be solved though some are sums of others."""
+    return np.asarray(correlation[np.ix_(others, others)] + 1e-9 * np.eye(len(others)))
 
 
 def _smallest_set(
     correlation: FloatArray, target: int, owners: NDArray[np.intp]
 ) -> tuple[tuple[int, ...], float]:
-    """Features that determine a column, the most telling first, and their R²."""
+    """Few features that determine a column, the most telling first, and their R²."""
     candidates = [feature for feature in np.unique(owners).tolist() if feature != owners[target]]
     chosen: list[int] = []
     share = 0.0
@@ -1036,4 +1068,22 @@ def _smallest_set(
         best = int(np.argmax(shares))
         share = shares[best]
         chosen.append(candidates.pop(best))
+    return tuple(chosen), share
+
+
+def _heaviest_set(
+    correlation: FloatArray, target: int, owners: NDArray[np.intp]
+) -> tuple[tuple[int, ...], float]:
+    """The same where it takes many: features by their weights in the sum of all."""
+    others = np.flatnonzero(owners != owners[target])
+    weights = np.linalg.solve(_system(correlation, others), correlation[others, target])
+    candidates = np.unique(owners[others])
+    heaviest = [-np.abs(weights[owners[others] == feature]).max() for feature in candidates]
+    ordered = candidates[np.argsort(heaviest, kind="stable")].tolist()
+
+    chosen = ordered[:_MOST_NAMED]
+    share = 0.0
+    while share < DETERMINED and len(chosen) < len(ordered):
+        chosen = ordered[: len(chosen) + 1]
+        share = _share(correlation, target, np.flatnonzero(np.isin(owners, chosen)))
     return tuple(chosen), share

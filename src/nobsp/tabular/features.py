@@ -241,6 +241,10 @@ def encode_typical_rows(
             rows = rows.astype(np.float64)
         return rows, adapted.encode(rows)
     except (TypeError, ValueError) as error:
+        # Another column, of dates say, may be what does not pass.
+        for feature, members in enumerate(columns.members):
+            for member in members:
+                _require_storable(columns.features.names[feature], [typical[member]])
         names = " and ".join(repr(columns.features.names[feature]) for feature in values)
         raise ValueError(
             f"values of {names} do not pass the model's preprocessing ({error})."

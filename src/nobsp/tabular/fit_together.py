@@ -202,9 +202,20 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
         # Importances of terms without tables are measured row by row, and at the baseline.
         for_importances = sum(direct.cost for direct in terms.direct) * (MEASURED_DIRECTLY + 1)
         with meter.reserving(for_importances):
-            n_units = round(terms.fit.sample.effective_units())  # before neighbourhoods are units
+            # Before neighbourhoods are units.
+            n_units = round(terms.fit.sample.effective_units(weighted=setting.is_weighted))
+            n_different = len(np.unique(terms.fit.sample.units()))
+            grouped = terms.fit.sample.keeps_groups_whole
             terms, clusters = _refit_where_clustered(setting, terms)
-            validity = _check_validity(setting, terms, clusters, represent, n_units=n_units)
+            validity = _check_validity(
+                setting,
+                terms,
+                clusters,
+                represent,
+                n_units=n_units,
+                n_different=n_different,
+                grouped=grouped,
+            )
 
         measured = sample.some(MEASURED_DIRECTLY if terms.direct else MEASURED_ROWS)
         values = _contributions(terms, represent, measured, options.batch_size)
@@ -318,23 +329,32 @@ def _refit_where_clustered(setting: Setting, terms: FittedTerms) -> tuple[Fitted
 
 
 def _check_validity(
-    setting: Setting, terms: FittedTerms, clusters: _Clusters, represent: Represent, *, n_units: int
+    setting: Setting,
+    terms: FittedTerms,
+    clusters: _Clusters,
+    represent: Represent,
+    *,
+    n_units: int,
+    n_different: int,
+    grouped: bool,
 ) -> Validity:
     """Whether the headline can be believed.
 
-    `n_units` is the number of rows that count, where identical rows count once.
+    `n_different` is the number of different rows, or of groups, and `n_units` how many of equal
+    size tell as much.
     """
-    is_grouped = setting.groups is not None
     # Of few groups, each may still have many rows.
-    n_rows = setting.n_rows if is_grouped else min(setting.n_rows, n_units)
+    n_rows = setting.n_rows
+    if not grouped:
+        n_rows = min(n_rows, n_units if setting.is_weighted else n_different)
     findings = few_rows_findings(
         n_rows,
         n_units,
         features=len(setting.domains),
         # An output that does not vary has no R², and nothing to lose.
         explained=float(clusters.fit.explained.nan_to_num(1.0).min()),
-        grouped=is_grouped,
-        weighted=setting.n_unweighted is not None,
+        grouped=grouped,
+        weighted=setting.is_weighted,
     )
     if clusters.finding is not None:
         findings.append(clusters.finding)

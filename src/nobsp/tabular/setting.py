@@ -265,6 +265,11 @@ class Setting(Problem):
         """Calibration rows, as the caller counts them."""
         return self.summary.rows if self.n_unweighted is None else self.n_unweighted
 
+    @property
+    def is_weighted(self) -> bool:
+        """Whether rows were repeated by their weights."""
+        return self.n_unweighted is not None
+
     def with_baseline(self, baseline: Tensor) -> Setting:
         """The setting with a baseline that was fixed before."""
         changed = copy(self)
@@ -287,7 +292,8 @@ class Setting(Problem):
         ]
         own = own_columns(self.domains, rows)
         self._require_finite(rows, torch.cat(outputs))
-        return Sample(own, inputs, torch.cat(outputs), groups=groups)
+        features = tuple(domain.columns for domain in self.domains if domain.columns)
+        return Sample(own, inputs, torch.cat(outputs), groups=groups, features=features)
 
     def _require_finite(self, rows: Tensor, outputs: Tensor) -> None:
         """An error that shows a calibration row for which the model has no finite answer."""
@@ -683,6 +689,7 @@ class Sample:
     inputs: Tensor  # the same rows as the network takes them
     outputs: Tensor
     groups: Codes | None = None  # per row a number, the same for rows of one named group
+    features: tuple[Subset, ...] = ()  # the inputs' columns of each; empty where these are alone
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -720,14 +727,33 @@ class Sample:
         Rows must be in canonical order, or some of them in that order: equal ones are looked for
         side by side.
         """
-        return join_rows(self.inputs, self.groups)
+        return join_rows(self.inputs, self.groups, self.features)
 
-    def effective_units(self) -> float:
+    @property
+    def keeps_groups_whole(self) -> bool:
+        """Whether all rows of a named group are in one unit; False without groups."""
+        if self.groups is None:
+            return False
+        units = self.units()
+        first_row = np.unique(self.groups, return_index=True)[1]
+        unit_of_group = np.zeros(int(self.groups.max(initial=0)) + 1, dtype=np.intp)
+        unit_of_group[self.groups[first_row]] = units[first_row]
+        return bool((unit_of_group[self.groups] == units).all())
+
+    def effective_units(self, *, weighted: bool) -> float:
         """How many units of equal size tell as much: (Σ c)² / Σ c², after Kish.
 
-        c is the number of rows in each unit.
+        c is the number of rows in each unit. Without groups and weights, rows that are equal by
+        chance, as their columns hold few values, count one by one, and the most frequent other row
+        counts once, however often it occurs: in many tables that is where nothing happened.
         """
-        sizes = np.bincount(self.units()).astype(np.float64)
+        units = self.units()
+        sizes = np.bincount(units).astype(np.float64)
+        if not weighted and not self.keeps_groups_whole:
+            by_chance = is_by_chance(self.inputs, units, self.features)
+            copied = np.sort(sizes[~by_chance])
+            copied[-1:] = 1.0
+            sizes = np.concatenate([np.ones(int(sizes[by_chance].sum())), copied])
         return float(sizes.sum() ** 2 / np.square(sizes).sum())
 
     def some(self, most: int = SOME_ROWS) -> Sample:
@@ -778,6 +804,7 @@ def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 Codes = NDArray[np.intp]
+Flags = NDArray[np.bool_]
 
 # ------------------------------------------------------------- rows that belong together, and folds
 
@@ -800,29 +827,93 @@ def sampled_positions(rows: int, batch_size: int) -> NDArray[np.intp]:
     return tracker.sample[:, 0].numpy().astype(np.intp)
 
 
-def join_rows(inputs: Tensor, groups: Codes | None) -> Codes:
+# A row that occurs up to this often, against what independent columns make by chance, is no copy.
+_BY_CHANCE = 2.0
+# Ties that would join groups of more than this share of the rows are left out: folds need several
+# units.
+_LARGEST_UNIT = 0.2
+
+
+def join_rows(inputs: Tensor, groups: Codes | None, features: Sequence[Subset] = ()) -> Codes:
     """A number for every row, the same for rows that are identical or of one group.
 
-    Identical rows must lie side by side.
+    Identical rows must lie side by side. With groups, those that columns of few values make by
+    chance do not count, nor does the most frequent row (where nothing happened, say): they would
+    join all groups. Where most rows are copies of rows of other groups, identical rows are joined
+    and groups are not.
     """
+    identical = number_rows(inputs)
+    if groups is None or not len(inputs):
+        return identical
+
+    copies = _rows_of_several_groups(identical, groups, is_by_chance(inputs, identical, features))
+    spanned = sum(len(rows) for _, rows in copies)
+    if spanned > len(groups) / 2:
+        return identical
+    return _tie_groups(copies, groups)
+
+
+def number_rows(inputs: Tensor) -> Codes:
+    """A number for every row, the same for identical ones, which must lie side by side."""
     if not len(inputs):
         return np.zeros(0, dtype=np.intp)
     differs = (inputs[1:] != inputs[:-1]) & ~(inputs[1:].isnan() & inputs[:-1].isnan())
-    identical = np.concatenate([[0], np.cumsum(differs.any(1).numpy())]).astype(np.intp)
-    if groups is None:
-        return identical
+    return np.concatenate([[0], np.cumsum(differs.any(1).numpy())]).astype(np.intp)
 
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
 
-    # Rows that are identical tie their groups together.
-    n_identical = int(identical[-1]) + 1
-    size = n_identical + int(groups.max()) + 1
-    links = coo_array(
-        (np.ones(len(groups), dtype=np.int8), (identical, n_identical + groups)), shape=(size, size)
-    )
-    _, component = connected_components(links, directed=False)
-    _, codes = np.unique(component[identical], return_inverse=True)
+def is_by_chance(inputs: Tensor, identical: Codes, features: Sequence[Subset]) -> Flags:
+    """Per different row, whether it occurs about as often as if features were independent.
+
+    Features of few values make such rows; a copy of a row of measured numbers is none. `features`
+    are the columns of each; without them every column is one.
+    """
+    sizes = np.bincount(identical)
+    if len(sizes) == len(identical):
+        return np.ones(len(sizes), dtype=np.bool_)
+
+    first = np.unique(identical, return_index=True)[1]
+    expected = np.full(len(sizes), float(len(identical)))
+    varying = 0
+    generator = np.random.default_rng(0)
+    values = inputs.double().nan_to_num().numpy()
+    for columns in features or [(column,) for column in range(inputs.shape[1])]:
+        # Sums with random weights are the same for equal values, and for no others.
+        keys = values[:, list(columns)] @ generator.normal(size=len(columns))
+        _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        varying += len(counts) > 1
+        expected *= counts[place[first]] / len(identical)
+    if varying < 2:  # nothing to be independent of
+        return np.asarray(sizes == 1)
+    return np.asarray((sizes == 1) | (sizes <= _BY_CHANCE * expected))
+
+
+def _rows_of_several_groups(
+    identical: Codes, groups: Codes, by_chance: Flags
+) -> list[tuple[int, Codes]]:
+    """Copies of one row that are of several groups: of how many, and their positions."""
+    sizes = np.bincount(identical)
+    is_copied = (sizes > 1) & ~by_chance
+    is_copied[sizes.argmax()] &= sizes.max() < _LARGEST_UNIT * len(identical)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    copies = []
+    for number in np.flatnonzero(is_copied).tolist():
+        rows = np.arange(starts[number], starts[number + 1])
+        n_groups = len(np.unique(groups[rows]))
+        if n_groups > 1:
+            copies.append((n_groups, rows))
+    return copies
+
+
+def _tie_groups(copies: Sequence[tuple[int, Codes]], groups: Codes) -> Codes:
+    """Groups joined by copies of rows, first by those that are in the fewest groups."""
+    unit_of_group = np.arange(int(groups.max()) + 1)
+    sizes = np.bincount(groups).astype(np.float64)
+    for _, rows in sorted(copies, key=lambda copy: copy[0]):
+        joined = np.unique(unit_of_group[groups[rows]])
+        if sizes[joined].sum() <= max(_LARGEST_UNIT * len(groups), sizes[joined].max()):
+            unit_of_group[np.isin(unit_of_group, joined)] = joined[0]
+            sizes[joined[0]] = sizes[joined].sum()
+    _, codes = np.unique(unit_of_group[groups], return_inverse=True)
     return codes.astype(np.intp)
 
 
