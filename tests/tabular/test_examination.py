@@ -12,7 +12,7 @@ from torch import nn
 
 from nobsp import NObSP
 from nobsp.tabular.examination import few_rows_findings, scatter_of_share
-from nobsp.tabular.health import ExplainedWorseWarning
+from nobsp.tabular.health import ExplainedWorseWarning, far_finding
 from tests.tolerances import assert_same_to_rounding
 
 
@@ -211,6 +211,15 @@ def test_a_combination_far_from_all_rows_is_flagged(drifted: Any) -> None:
     assert far.mean() > 0.9
     assert explainer._explain(like).far.mean() < 0.01
     assert "far" in codes(explainer, there)
+
+
+def test_a_few_far_rows_of_thousands_are_flagged_and_not_told() -> None:
+    far = np.zeros(4000, dtype=bool)
+    far[:3] = True
+    assert far_finding(far) is None
+    assert far_finding(far[:100]) is not None
+    far[:30] = True
+    assert far_finding(far) is not None
 
 
 def test_score_is_one_number_or_one_for_every_output() -> None:

@@ -164,6 +164,26 @@ def test_preprocessing_that_refuses_values_is_held_too() -> None:
     assert function([500.0])[0] > function([5.0])[0]
 
 
+def test_a_lookup_of_whole_numbers_is_only_asked_for_these() -> None:
+    generator = np.random.default_rng(0)
+    seasons = {month: np.cos(month) for month in range(12)}
+    daylight = {day: np.sin(day / 58) for day in range(365)}
+    rows = np.column_stack(
+        [
+            generator.integers(0, 12, 1500),
+            generator.integers(0, 365, 1500),
+            generator.normal(size=1500),
+        ]
+    )
+
+    def model(X: np.ndarray) -> np.ndarray:
+        return np.array([seasons[month] * x + daylight[day] for month, day, x in X])
+
+    explainer = NObSP(model).fit(rows[:1000])
+    assert ("x0", "x2") in explainer.terms_
+    assert explainer.score(rows[1000:]) > 0.99
+
+
 def test_a_value_inside_the_rows_that_has_no_answer_is_named() -> None:
     X = positive_rows()
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 import nobsp
+from nobsp.tabular.weak_spots import Condition
 
 
 def rows(seed, n=3000):
@@ -116,3 +117,8 @@ def test_what_is_not_found_is_said_not_to_be():
     assert {condition.feature for condition in spot.conditions} == {"x0", "x1"}
     assert spot.interaction == ()
     assert "No interaction" in spot.message
+
+
+def test_a_region_of_missing_numbers_only_says_so() -> None:
+    assert str(Condition("age", above=float("inf"), with_missing=True)) == "age missing"
+    assert str(Condition("age", above=7.0, with_missing=True)) == "age > 7 or missing"

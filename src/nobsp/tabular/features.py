@@ -412,10 +412,12 @@ def place_knots(
     even: int,
     reach: Sequence[float],
     most_values: int = 0,
+    on_values: bool = False,
 ) -> tuple[Array, Array]:
     """Knots inside the calibrated range, and knots at `reach` ranges beyond it.
 
-    Some of those inside are evenly spaced, for heavy tails.
+    Some of those inside are evenly spaced, for heavy tails; `on_values` moves them to the nearest
+    number that occurs.
 
     Numbers that take few values have one at each: up to so many values, where each is taken by
     several rows.
@@ -435,6 +437,9 @@ def place_knots(
         evenly_spaced = np.linspace(low, high, even)
         inner = np.unique(np.concatenate([at_quantiles, evenly_spaced, [low, high]]))
         inner = _without_near_twins(inner)
+        if on_values:
+            nearest = np.abs(inner[:, None] - distinct[None]).argmin(1)
+            inner = np.unique(distinct[nearest])
         inner[0] = low
         inner[-1] = high
 
@@ -470,6 +475,8 @@ class Domain:
     seen: Array = field(default_factory=lambda: np.zeros(0))
     # on either side of the thresholds of a model of steps, (thresholds, 2)
     steps: Array = field(default_factory=lambda: np.zeros((0, 2)))
+    # whether its function is only asked at numbers that occur
+    on_values: bool = False
     # the smallest and largest number for which the model is known to answer
     limits: tuple[float, float] = (-np.inf, np.inf)
 
@@ -500,6 +507,7 @@ class Domain:
             even=even,
             reach=tuple(reach) if self.reaches else (),
             most_values=most_values,
+            on_values=self.on_values,
         )
 
         lowest, highest = self.limits

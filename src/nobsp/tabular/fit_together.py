@@ -192,12 +192,13 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
             progress=progress,
         )
         try:
-            terms = fit_with_background(shift=True)
+            terms = fit_with_background(as_they_are=False)
         except UnansweredError:
             # Background rows that were shifted out of the rows' range may be where the model's
-            # domain has ended for values that are fine: log(x0 + x1) at x0 = -0.4. An answer that
-            # is missing for other reasons stays so.
-            terms = fit_with_background(shift=False)
+            # domain has ended for values that are fine: log(x0 + x1) at x0 = -0.4. Or it may know
+            # the numbers that occur and none between, as a lookup does. An answer that is missing
+            # for other reasons stays so.
+            terms = fit_with_background(as_they_are=True)
 
         # Importances of terms without tables are measured row by row, and at the baseline.
         for_importances = sum(direct.cost for direct in terms.direct) * (MEASURED_DIRECTLY + 1)
@@ -442,22 +443,25 @@ def fit_terms(
     batch_size: int,
     effort: Effort,
     meter: Meter,
-    shift: bool,
+    as_they_are: bool,
     shortcut: Shortcut | None = None,
     progress: bool = False,
 ) -> FittedTerms:
     """Tabulates all terms, selects interactions and fits.
 
     `interactions` are the terms to fit, how many of the strongest pairs, or None for those pairs
-    and triples that pay on rows held out; `shift` is whether background rows are brought to the
-    mean of all rows.
+    and triples that pay on rows held out. `as_they_are` is for models that do not answer otherwise:
+    background rows are not brought to the mean of all rows, and functions are only asked at numbers
+    that occur.
     """
+    if as_they_are:
+        domains = [replace(domain, on_values=True) for domain in domains]
     backgrounds = Backgrounds(
         represent,
         background,
         sample.inputs,
         head_weight,
-        shifted_columns=_shifted_columns(domains, sample) if shift else (),
+        shifted_columns=() if as_they_are else _shifted_columns(domains, sample),
         batch_size=batch_size,
         shortcut=shortcut,
     )

@@ -314,9 +314,13 @@ def compare_with_headline(
 
 
 def far_finding(far: NDArray[np.bool_]) -> Finding | None:
-    """How many rows are combinations far from all calibration rows."""
+    """How many rows are combinations far from all calibration rows.
+
+    None for as many as are flagged of rows like these: a thousandth, give or take.
+    """
     number = int(far.sum())
-    if not number:
+    usual = (1 - _USUAL) * len(far)
+    if number <= usual + STANDARD_ERRORS * math.sqrt(usual):
         return None
     message = (
         f"{number:,} of {len(far):,} rows are combinations of values far from all calibration "

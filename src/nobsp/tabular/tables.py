@@ -391,7 +391,7 @@ def refine_main(
 ) -> Main:
     """A feature's table with knots where it bends; categories and steps stay as they are."""
     is_number = isinstance(main.points.axis, NumberAxis)
-    if not is_number or not domain.reaches or len(domain.steps):
+    if not is_number or not domain.reaches or domain.on_values or len(domain.steps):
         return main
     points, table = refine_knots(
         tabulator, domain, main.points, main.table, rows, unit=unit, most=most

@@ -64,6 +64,8 @@ class Condition:
         if self.levels is not None:
             return f"{self.feature} in {{{', '.join(self.levels)}}}"
         missing = " or missing" if self.with_missing else ""
+        if self.with_missing and self.above is not None and not np.isfinite(self.above):
+            return f"{self.feature} missing"
         if self.above is None:
             return f"{self.feature} ≤ {self.up_to:.4g}{missing}"
         if self.up_to is None:
