@@ -123,6 +123,12 @@ def named_loose_clusters() -> Outcome:
     return judge(NObSP(tanh_network(10, scale=3.0)), rows, fresh, groups=member)
 
 
+@situation("10 sites × 100 rows, groups named", findings=("few_rows",))
+def named_sites() -> Outcome:
+    rows, member, fresh = clustered_rows(clusters=10, rows_each=100, noise=0.3)
+    return judge(NObSP(tanh_network(10)), rows, fresh, groups=member)
+
+
 def _noisy_target(rows: Array, generator: np.random.Generator) -> Array:
     signal = np.sin(2 * rows[:, 0]) + rows[:, 1] * rows[:, 2] + rows[:, 3]
     return np.asarray(signal + generator.normal(size=len(rows)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -86,24 +87,38 @@ def test_few_rows_have_no_headline_or_a_note() -> None:
 
 
 @pytest.mark.parametrize(
-    ("units", "features", "explained", "severity"),
+    ("units", "grouped", "explained", "severity"),
     [
-        (100, 10, 0.8, "warning"),
-        (100, 10, 0.95, "note"),
-        (100, 10, 1.0, None),
-        (150, 10, 0.8, "note"),
-        (200, 10, 0.8, None),
-        (60, 3, 1.0, "note"),
-        (100, 3, 0.5, None),
+        (10, True, 0.95, "warning"),
+        (20, False, 0.95, "warning"),
+        (60, True, 1.0, "note"),
+        (100, False, 0.8, "warning"),
+        (100, True, 0.8, "note"),
+        (100, False, 0.95, None),
+        (250, False, 0.8, "note"),
+        (300, False, 0.8, None),
     ],
 )
-def test_what_is_few_rows_depends_on_the_features_and_on_what_is_unexplained(
-    units: int, features: int, explained: float, severity: str | None
+def test_what_is_few_rows_depends_on_what_is_unexplained(
+    units: int, grouped: bool, explained: float, severity: str | None
 ) -> None:
-    findings = few_rows_findings(
-        5000, units, features=features, explained=explained, grouped=True, weighted=False
-    )
+    findings = few_rows_findings(5000, units, explained=explained, grouped=grouped, weighted=False)
     assert [finding.severity for finding in findings] == ([severity] if severity else [])
+
+
+def test_the_headline_of_few_groups_says_how_much_less_to_expect() -> None:
+    """Ten sites of a hundred rows: R² of new sites is .1 less, though rows are many."""
+    generator = np.random.default_rng(3)
+    sites = generator.normal(size=(400, 6))
+    site = generator.integers(0, 10, 1000)
+    near_sites = 0.3 * generator.normal(size=(1000, 6))
+    explainer = NObSP(network(6)).fit(sites[site] + near_sites, groups=site)
+    fresh = explainer.score(sites[generator.integers(10, 400, 1000)] + near_sites)
+
+    findings = {finding.code: finding for finding in explainer.health().findings}
+    told = float(re.findall(r"about ([\d.]+) less", findings["few_rows"].message)[0])
+    assert findings["few_rows"].severity == "warning"
+    assert explainer.explained_[0] - 3 * told <= fresh <= explainer.explained_[0]
 
 
 def test_the_standard_error_counts_rows_that_belong_together_once() -> None:

@@ -260,6 +260,19 @@ def test_the_most_frequent_row_ties_no_groups() -> None:
     assert "60 groups in 1,000 rows" in findings["groups"]
 
 
+def test_copies_that_would_join_most_groups_are_counted() -> None:
+    generator = np.random.default_rng(0)
+    site = np.arange(600) % 6
+    rows = generator.normal(size=(600, 4))
+    alone = NObSP(lambda X: X[:, 0] * X[:, 1], interactions=0).fit(rows, groups=site)
+    rows[:60] = rows[61:121]  # from one site to the next, all around
+    copied = NObSP(lambda X: X[:, 0] * X[:, 1], interactions=0).fit(rows, groups=site)
+
+    for explainer, is_told in ((alone, False), (copied, True)):
+        messages = {finding.code: finding.message for finding in explainer.health().findings}
+        assert ("copies in other groups" in messages["groups"]) == is_told
+
+
 def test_copies_in_most_groups_are_held_out_together_and_this_is_said() -> None:
     generator = np.random.default_rng(0)
     rows = generator.normal(size=(80, 8))[generator.integers(0, 80, 1500)]

@@ -351,7 +351,6 @@ def _check_validity(
     findings = few_rows_findings(
         n_rows,
         n_units,
-        features=len(setting.domains),
         # An output that does not vary has no R², and nothing to lose.
         explained=float(clusters.fit.explained.nan_to_num(1.0).min()),
         grouped=grouped,

@@ -740,14 +740,28 @@ class Sample:
         unit_of_group[self.groups[first_row]] = units[first_row]
         return bool((unit_of_group[self.groups] == units).all())
 
+    def n_copies_apart(self) -> int:
+        """Rows with a copy in another unit, as holding all copies together would join all groups.
+
+        Rows that are equal by chance are no copies.
+        """
+        identical = number_rows(self.inputs)
+        pairs = np.unique(np.stack([identical, self.units()]), axis=1)
+        is_apart = np.bincount(pairs[0]) > 1
+        is_apart &= ~is_by_chance(self.inputs, identical, self.features)
+        return int(is_apart[identical].sum())
+
     def effective_units(self, *, weighted: bool) -> float:
         """How many units of equal size tell as much: (Σ c)² / Σ c², after Kish.
 
-        c is the number of rows in each unit. Without groups and weights, rows that are equal by
-        chance, as their columns hold few values, count one by one, and the most frequent other row
-        counts once, however often it occurs: in many tables that is where nothing happened.
+        c is the number of rows in each unit. Groups that share copies of rows count one by one.
+        Without groups and weights, rows that are equal by chance, as their columns hold few values,
+        count one by one too, and the most frequent other row counts once, however often it occurs:
+        in many tables that is where nothing happened.
         """
         units = self.units()
+        if self.groups is not None and self.keeps_groups_whole:
+            units = self.groups
         sizes = np.bincount(units).astype(np.float64)
         if not weighted and not self.keeps_groups_whole:
             by_chance = is_by_chance(self.inputs, units, self.features)
