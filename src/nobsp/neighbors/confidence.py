@@ -114,16 +114,9 @@ def judge_classes(
         )
         log_chances = outcomes.log_probabilities(logits)
 
-    opinions = _hear_opinions(
-        centroids,
-        heads,
-        rows,
-        log_chances,
-        torch.from_numpy(voters),
-        leave,
-        vote_weight=vote_weight,
-        has_several=outcomes.several,
-    )
+    witnesses = _Witnesses(centroids, heads, vote_weight, has_several=outcomes.several)
+    questioned = _Questioned(rows, log_chances, torch.from_numpy(voters), leave)
+    opinions = _hear_opinions(witnesses, questioned)
     suggested = opinions.evidence.argmax(1)
     judged = Judgement(
         predicted=(
@@ -155,55 +148,59 @@ def _judge_labels(
     )
 
 
-def _hear_opinions(
-    centroids: Centroids,
-    heads: Heads | None,
-    rows: Rows,
-    log_chances: Tensor,
-    voters: Tensor,
-    leave: Tensor | None,
-    *,
-    vote_weight: float,
-    has_several: bool,
-) -> _Opinions:
+@dataclass(frozen=True, eq=False)
+class _Witnesses:
+    """What is asked about rows, beside their neighbours."""
+
+    centroids: Centroids
+    heads: Heads | None
+    vote_weight: float  # of the neighbours' vote beside the softmax
+    has_several: bool  # whether rows may have several classes
+
+
+@dataclass(frozen=True, eq=False)
+class _Questioned:
+    """Rows that are asked about."""
+
+    rows: Rows
+    log_chances: Tensor  # logarithms of the classes' probabilities by the softmax
+    voters: Tensor  # positions of every row's neighbours
+    leave: Tensor | None  # rows of the database that each row leaves out; None for none
+
+    def take(self, lot: slice) -> _Questioned:
+        """Some of the rows."""
+        return _Questioned(
+            rows=self.rows.take(lot),
+            log_chances=self.log_chances[lot],
+            voters=self.voters[lot],
+            leave=None if self.leave is None else self.leave[lot],
+        )
+
+
+def _hear_opinions(witnesses: _Witnesses, questioned: _Questioned) -> _Opinions:
     """Opinions of the vote, centroids and heads about all rows.
 
     Rows are asked about some at a time, as many as fit into memory.
     """
     parts = []
-    for start in range(0, len(rows), TUNING.n_queries_at_once):
+    for start in range(0, len(questioned.rows), TUNING.n_queries_at_once):
         lot = slice(start, start + TUNING.n_queries_at_once)
-        parts.append(
-            _hear_some_opinions(
-                centroids,
-                heads,
-                rows.take(lot),
-                log_chances[lot],
-                voters[lot],
-                None if leave is None else leave[lot],
-                vote_weight=vote_weight,
-                has_several=has_several,
-            )
-        )
+        parts.append(_hear_some_opinions(witnesses, questioned.take(lot)))
     return _join_opinions(parts)
 
 
-def _hear_some_opinions(
-    centroids: Centroids,
-    heads: Heads | None,
-    rows: Rows,
-    log_chances: Tensor,
-    voters: Tensor,
-    leave: Tensor | None,
-    *,
-    vote_weight: float,
-    has_several: bool,
-) -> _Opinions:
+def _hear_some_opinions(witnesses: _Witnesses, questioned: _Questioned) -> _Opinions:
     """Opinions of the vote, centroids and heads about some rows."""
+    rows = questioned.rows
+    leave = questioned.leave
+    log_chances = questioned.log_chances
+    centroids = witnesses.centroids
+    heads = witnesses.heads
+
     vectors = centroids.decorrelate(rows)
-    shares = count_votes(centroids, vectors, voters)
+    shares = count_votes(centroids, vectors, questioned.voters)
     head_outputs = None if heads is None else heads.outputs(rows, leave)
-    if has_several:
+    if witnesses.has_several:
         votes = (_no_and_yes(shares) + TUNING.vote_floor).log()
         log_chances = log_chances.flatten(0, 1)
         predicted = log_chances.argmax(1)
@@ -225,7 +222,7 @@ def _hear_some_opinions(
     return _Opinions(
         confidence=log_odds(log_chances, predicted),
         vote=votes.gather(1, predicted[:, None])[:, 0],
-        agreed=log_odds(log_chances + vote_weight * votes, predicted),
+        agreed=log_odds(log_chances + witnesses.vote_weight * votes, predicted),
         evidence=evidence.to(torch.float32),
         is_known=is_known,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING
 
@@ -105,21 +106,14 @@ def cam_grid(
     every_row = [(image, of_target) for image in range(len(maps)) for of_target in targets]
     rows = every_row[:max_display]
     true_names = _names_of(labels, maps)
+    style = _Style(shown_kinds, share_scale=share_scale, opacity=opacity)
 
     grid = _grid_of_panels(
         ax, len(rows), 1 + len(shown_kinds), aspect=pictures.shape[1] / pictures.shape[2]
     )
     for panels_of_row, (image, of_target) in zip(grid, rows, strict=True):
         axes = list(panels_of_row)
-        _draw_row(
-            axes,
-            of_target,
-            image,
-            kinds=shown_kinds,
-            picture=pictures[image],
-            share_scale=share_scale,
-            opacity=opacity,
-        )
+        _draw_row(axes, of_target, image, pictures[image], style)
         true_name = true_names[image] if true_names else None
         _label_row(axes[0], _row_label(of_target, image, true_name))
 
@@ -147,30 +141,24 @@ def _caption_columns(panels: Sequence[Axes], maps: ActivationMaps, kinds: Sequen
         panel.set_title(fill(caption, 22), fontsize=NORMAL)
 
 
+@dataclass(frozen=True)
+class _Style:
+    """Which maps are drawn, and how."""
+
+    kinds: Sequence[str]
+    share_scale: bool  # whether maps of an image share one scale
+    opacity: float  # where a map is largest
+
+
 def _draw_row(
-    axes: Sequence[Axes],
-    maps: ActivationMaps,
-    image: int,
-    *,
-    kinds: Sequence[str],
-    picture: Array,
-    share_scale: bool,
-    opacity: float,
+    axes: Sequence[Axes], maps: ActivationMaps, image: int, picture: Array, style: _Style
 ) -> None:
     """Draws an image, and beside it its maps in the image's own resolution."""
     for panel in axes:
         bare(panel)
     axes[0].imshow(picture)
     height, width = picture.shape[:2]
-    _draw_maps(
-        axes[1:],
-        maps.resize((height, width)),
-        image,
-        kinds=kinds,
-        picture=picture,
-        share_scale=share_scale,
-        opacity=opacity,
-    )
+    _draw_maps(axes[1:], maps.resize((height, width)), image, picture, style)
 
 
 def _tell_left_out(panel: Axes, *, drawn: int, there_are: int, what: str) -> None:
@@ -208,14 +196,7 @@ def _kinds_of(maps: ActivationMaps, kinds: Sequence[str] | str | None) -> list[s
 
 
 def _draw_maps(
-    axes: Sequence[Axes],
-    maps: ActivationMaps,
-    image: int,
-    *,
-    kinds: Sequence[str],
-    picture: Array,
-    share_scale: bool,
-    opacity: float,
+    axes: Sequence[Axes], maps: ActivationMaps, image: int, picture: Array, style: _Style
 ) -> None:
     """Maps of one image, each over the image in grey."""
     from nobsp.vision.maps import LIGHT
@@ -223,12 +204,12 @@ def _draw_maps(
     brightness = picture @ np.array(LIGHT, np.float32)
     grey = np.broadcast_to(brightness[..., None], picture.shape)
     common_scale = max(_peak(maps.positive[image]), _peak(maps.negative[image]))
-    for panel, kind in zip(axes, kinds, strict=True):
+    for panel, kind in zip(axes, style.kinds, strict=True):
         panel.imshow(grey)
         values = getattr(maps, kind)[image]
-        is_shared = share_scale and kind in ("positive", "negative", "signed")
+        is_shared = style.share_scale and kind in ("positive", "negative", "signed")
         scale = common_scale if is_shared else _peak(values)
-        _lay_over(panel, values, kind, scale, opacity)
+        _lay_over(panel, values, kind, scale, style.opacity)
         if _peak(values) < 0.995 * scale:
             share = percent(_peak(values) / scale)
             panel.set_xlabel(f"at most {share} of the scale", fontsize=SMALL)

@@ -178,17 +178,11 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
             )
         fit_with_background = partial(
             fit_terms,
+            setting,
             sample,
-            setting.domains,
-            represent,
-            setting.head_weight,
-            shortcut=shortcut,
+            Access(represent, effort, meter, shortcut),
             background=background,
             interactions=interactions,
-            ridge=None if options.ridge is None else options.ridge.value,
-            batch_size=options.batch_size,
-            effort=effort,
-            meter=meter,
             progress=progress,
         )
         try:
@@ -430,20 +424,24 @@ def _find_coarse(setting: Setting, terms: FittedTerms, represent: Represent) -> 
     return coarse_features(terms.tables, setting.domains, tabulator, terms.fit.sample)
 
 
+@dataclass(frozen=True, eq=False)
+class Access:
+    """How the network is asked while terms are fitted."""
+
+    represent: Represent  # runs rows, and counts them
+    effort: Effort  # how fine tables are
+    meter: Meter  # rows that were run, and those that are left
+    shortcut: Shortcut | None = None  # reads tables off trees instead
+
+
 def fit_terms(
+    setting: Setting,
     sample: Sample,
-    domains: Sequence[Domain],
-    represent: Represent,
-    head_weight: Tensor,
+    access: Access,
     *,
     background: int | Tensor,
     interactions: Sequence[Subset] | int | None,
-    ridge: float | None,
-    batch_size: int,
-    effort: Effort,
-    meter: Meter,
     as_they_are: bool,
-    shortcut: Shortcut | None = None,
     progress: bool = False,
 ) -> FittedTerms:
     """Tabulates all terms, selects interactions and fits.
@@ -453,23 +451,27 @@ def fit_terms(
     background rows are not brought to the mean of all rows, and functions are only asked at numbers
     that occur.
     """
+    domains = setting.domains
+    effort = access.effort
+    meter = access.meter
     if as_they_are:
         domains = [replace(domain, on_values=True) for domain in domains]
     backgrounds = Backgrounds(
-        represent,
+        access.represent,
         background,
         sample.inputs,
-        head_weight,
+        setting.head_weight,
         shifted_columns=() if as_they_are else _shifted_columns(domains, sample),
-        batch_size=batch_size,
-        shortcut=shortcut,
+        batch_size=setting.options.batch_size,
+        shortcut=access.shortcut,
     )
 
     with progress_bar(enabled=progress, description="tabulating", unit=" terms") as bar:
-        maker = TableMaker(sample, head_weight, effort, backgrounds, meter, bar)
+        maker = TableMaker(sample, setting.head_weight, effort, backgrounds, meter, bar)
         mains = maker.tabulate_mains(domains)
 
-        selection = Selection(maker, ridge)
+        ridge = setting.options.ridge
+        selection = Selection(maker, None if ridge is None else ridge.value)
         if interactions is None:
             selected = selection.fit_paying(mains)
         elif isinstance(interactions, int):

@@ -317,6 +317,19 @@ _LATER_CUTS = 0.5
 _STRAIGHT = 1e-3
 
 
+@dataclass(frozen=True, eq=False)
+class _Cuts:
+    """Where some segments of a line are cut in two."""
+
+    segments: Places  # by the position of their left knot
+    numbers: Array  # the numbers at which they are
+    share: float  # how far along each that is
+
+    def only(self, mask: BoolArray) -> _Cuts:
+        """Some of the cuts."""
+        return replace(self, segments=self.segments[mask], numbers=self.numbers[mask])
+
+
 @dataclass(eq=False)
 class _Line:
     """The table of one number, while knots are added to it."""
@@ -334,29 +347,29 @@ class _Line:
         bending: Places = segments[self.bends[segments] > _STRAIGHT]
         return bending
 
-    def cut(self, segments: Places, share: float) -> tuple[Places, Array]:
-        """Segments that can be cut, and the numbers at which they are."""
+    def cut(self, segments: Places, share: float) -> _Cuts:
+        """Cuts of those among the segments that can be cut."""
         left = self.knots[segments]
         right = self.knots[segments + 1]
         numbers = left + share * (right - left)
         # Between two neighbours in floating point there is no number.
         is_between = (numbers > left) & (numbers < right)
-        return segments[is_between], numbers[is_between]
+        return _Cuts(segments, numbers, share).only(is_between)
 
-    def between(self, segments: Places, share: float) -> Tensor:
+    def if_straight(self, cuts: _Cuts) -> Tensor:
         """The representation where segments are cut, if they were straight."""
-        left = self.mean[segments]
-        right = self.mean[segments + 1]
-        return left + share * (right - left)
+        left = self.mean[cuts.segments]
+        right = self.mean[cuts.segments + 1]
+        return left + cuts.share * (right - left)
 
-    def insert(self, segments: Places, numbers: Array, mean: Tensor, outputs: Tensor) -> None:
-        """Adds a knot to each of some segments; both halves are taken to bend like the whole.
+    def insert(self, cuts: _Cuts, mean: Tensor, outputs: Tensor) -> None:
+        """Adds a knot at each cut; both halves are taken to bend like the whole.
 
         Nothing else is known of them yet.
         """
-        self.bends = np.insert(self.bends, segments + 1, self.bends[segments])
-        knots = np.concatenate([self.knots, numbers])
-        answered = np.concatenate([self.answered, np.ones(len(numbers), dtype=bool)])
+        self.bends = np.insert(self.bends, cuts.segments + 1, self.bends[cuts.segments])
+        knots = np.concatenate([self.knots, cuts.numbers])
+        answered = np.concatenate([self.answered, np.ones(len(cuts.numbers), dtype=bool)])
 
         order = np.argsort(knots, kind="stable")
         self.knots = knots[order]
@@ -395,20 +408,11 @@ def refine_knots(
     share = _FIRST_CUT
     while len(line.knots) < most:
         segments = line.segments_to_cut(most - len(line.knots))
-        segments, numbers = line.cut(segments, share)
-        if not len(segments):
+        cuts = line.cut(segments, share)
+        if not len(cuts.segments):
             break
         try:
-            _cut_segments(
-                line,
-                tabulator,
-                domain,
-                first,
-                segments=segments,
-                numbers=numbers,
-                share=share,
-                unit=unit,
-            )
+            _add_knots(line, cuts, tabulator, domain, first, unit=unit)
         except BudgetSpentError:
             break
         share = _LATER_CUTS
@@ -453,31 +457,30 @@ def _first_bends(domain: Domain, axis: NumberAxis, answered: BoolArray, rows: Ch
     return bends
 
 
-def _cut_segments(
+def _add_knots(
     line: _Line,
+    cuts: _Cuts,
     tabulator: Tabulator,
     domain: Domain,
     first: Points,
     *,
-    segments: Places,
-    numbers: Array,
-    share: float,
     unit: Tensor,
 ) -> None:
     """Asks the network where segments are cut, notes how far from straight it is, adds knots."""
-    inputs = domain.encode(numbers[:, None])
-    cuts = tabulator.ask([Points(first.axis, inputs, first.columns, clamped_to=segments)])
-    answered = answered_nodes(cuts.mean, cuts.outputs)
+    inputs = domain.encode(cuts.numbers[:, None])
+    points = Points(first.axis, inputs, first.columns, clamped_to=cuts.segments)
+    table = tabulator.ask([points])
+    answered = answered_nodes(table.mean, table.outputs)
 
     # Between two ends with answers the model has a gap: nothing can be followed there.
-    line.bends[segments[~answered]] = 0.0
-    segments = segments[answered]
-    mean = cuts.mean[torch.from_numpy(answered)]
-    outputs = cuts.outputs[:, torch.from_numpy(answered)]
+    line.bends[cuts.segments[~answered]] = 0.0
+    cuts = cuts.only(answered)
+    mean = table.mean[torch.from_numpy(answered)]
+    outputs = table.outputs[:, torch.from_numpy(answered)]
 
-    away = (mean - line.between(segments, share)) @ tabulator.head_weight / unit
-    line.bends[segments] = away.abs().amax(1).numpy()
-    line.insert(segments, numbers[answered], mean, outputs)
+    away = (mean - line.if_straight(cuts)) @ tabulator.head_weight / unit
+    line.bends[cuts.segments] = away.abs().amax(1).numpy()
+    line.insert(cuts, mean, outputs)
 
 
 # ----------------------------------------------------- background rows: few rows that stand for all
