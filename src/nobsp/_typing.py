@@ -34,3 +34,10 @@ ImagesLike: TypeAlias = Any
 NativeFrame: TypeAlias = Any
 # Axes of matplotlib, one or several; None for a new figure.
 AxesLike: TypeAlias = Any
+
+# A point in the input that others are measured from: "mean", "zero", "median" or "mode", one value
+# per column, or a dictionary from feature to one of these.
+BaselineLike: TypeAlias = Any
+# Which output is meant: a class by number or name, one for every row, or a word that the method's
+# documentation names.
+TargetLike: TypeAlias = Any

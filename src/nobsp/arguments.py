@@ -9,9 +9,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from nobsp._typing import AnyArray, ArrayLike
 
@@ -150,7 +150,7 @@ def path_of(path: object, *, name: str = "path") -> Path:
     return described
 
 
-def numbers_of(values: ArrayLike, *, name: str, dtype: Any = np.float64) -> AnyArray:
+def numbers_of(values: ArrayLike, *, name: str, dtype: DTypeLike | None = np.float64) -> AnyArray:
     """An array of real numbers from anything numpy understands, or from a tensor on any device.
 
     Raises:

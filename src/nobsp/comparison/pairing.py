@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray
 from nobsp.arguments import array_of, count, join_names, numbers_of
@@ -18,7 +19,7 @@ from nobsp.tabular.indexing import Term
 Kind = Literal["rows", "functions", "both"]
 # Two of something, one for each account.
 Pair = tuple[Any, Any]
-Places = np.ndarray[Any, np.dtype[np.intp]]
+Places = NDArray[np.intp]
 
 # Rows that a spread, and so an interval, needs at least.
 FEWEST_ROWS = 2

@@ -164,7 +164,7 @@ class Comparison:
             predictions, output by output.
         """
         outputs = range(len(self.output_names)) if output is None else [self.find_output(output)]
-        columns: dict[str, list[Any]] = {"term": [], "output": []}
+        columns: dict[str, list[object]] = {"term": [], "output": []}
         for position in outputs:
             columns["term"] += self.entries
             columns["output"] += [self.output_names[position]] * len(self.entries)
@@ -183,7 +183,7 @@ class Comparison:
 
     @staticmethod
     def _append(
-        columns: dict[str, list[Any]],
+        columns: dict[str, list[object]],
         name: str,
         estimates: Estimates,
         position: int,
@@ -195,7 +195,9 @@ class Comparison:
         columns.setdefault(ends[0], []).extend(estimates.lower[:, position])
         columns.setdefault(ends[1], []).extend(estimates.upper[:, position])
 
-    def along(self, feature: str, *, output: int | str | None = None, bins: int = 10) -> Any:
+    def along(
+        self, feature: str, *, output: int | str | None = None, bins: int = 10
+    ) -> NativeFrame:
         """Where on its range a feature's own part of the gap arises.
 
         The rows are put into bins by the feature's value, the same for both. A bin's part is what
@@ -414,7 +416,7 @@ class Comparison:
         return 0
 
 
-def _column(values: list[Any]) -> Any:
+def _column(values: list[object]) -> AnyArray:
     """Texts as objects, numbers as numbers."""
     are_texts = bool(values) and isinstance(values[0], str)
     return np.array(values, dtype=object if are_texts else np.float64)

@@ -9,7 +9,6 @@ rows set aside: where it is not better, they stay.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from nobsp.tabular.heights import (
     relative_penalties,
     tables_of_blocks,
 )
-from nobsp.tabular.lookup import TermTable, read_tables
+from nobsp.tabular.lookup import Places, TermTable, read_tables
 
 # Candidates for the strength, from a free step to hardly any.
 _STRENGTHS = tuple(10.0**power for power in range(-4, 4))
@@ -74,7 +73,7 @@ class _Problem:
         constant = np.ones((len(self.sums), 1))
         return np.hstack([self.heights, self.contributions[:, :, output], constant])
 
-    def loss(self, sums: FloatArray, rows: Any) -> float:
+    def loss(self, sums: FloatArray, rows: Places) -> float:
         """Mean loss of some rows."""
         target = self.target[rows]
         if not self.logistic:

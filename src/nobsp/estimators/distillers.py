@@ -76,7 +76,7 @@ class _Distiller(ABC, BaseEstimator):  # type: ignore[misc]
         self.functions_: Functions = functions
         return self
 
-    def _teach(self, X: TableLike, y: AnyArray) -> tuple[Any, TableLike, AnyArray]:
+    def _teach(self, X: TableLike, y: AnyArray) -> tuple[ModelLike, TableLike, AnyArray]:
         """A teacher fitted here, and rows for corrections.
 
         These are rows that the teacher did not see, where there are enough; otherwise all of them.
@@ -91,7 +91,7 @@ class _Distiller(ABC, BaseEstimator):  # type: ignore[misc]
         teacher.fit(take_rows(X, seen), y[seen])
         return teacher, take_rows(X, unseen), y[unseen]
 
-    def _given_teacher(self, teacher: ModelLike) -> Any:
+    def _given_teacher(self, teacher: ModelLike) -> ModelLike:
         """A fitted teacher, passed to `fit` or the constructor; None where one is to be fitted."""
         self._refuse_other_kind(self.teacher if teacher is None else teacher)
         if teacher is not None or self.teacher is None:
@@ -136,7 +136,7 @@ class _Distiller(ABC, BaseEstimator):  # type: ignore[misc]
         return array
 
     @abstractmethod
-    def _default_teacher(self) -> Any:
+    def _default_teacher(self) -> ModelLike:
         """The model that is fitted to the labels where no teacher is passed."""
 
     @abstractmethod
@@ -211,7 +211,7 @@ class NObSPRegressor(RegressorMixin, _Distiller):  # type: ignore[misc]
         check_is_fitted(self)
         return self.functions_.predict(self._table(X, reset=False))
 
-    def _default_teacher(self) -> Any:
+    def _default_teacher(self) -> ModelLike:
         return HistGradientBoostingRegressor(random_state=self.random_state)
 
     def _as_model(self, functions: Functions, y: AnyArray) -> Functions:  # noqa: ARG002
@@ -311,5 +311,5 @@ class NObSPClassifier(ClassifierMixin, _Distiller):  # type: ignore[misc]
         check_is_fitted(self)
         return self.functions_.decision_function(self._table(X, reset=False))
 
-    def _default_teacher(self) -> Any:
+    def _default_teacher(self) -> ModelLike:
         return HistGradientBoostingClassifier(random_state=self.random_state)

@@ -21,7 +21,7 @@ from nobsp.arguments import array_of, numbers_of, require_whole_number
 from nobsp.network.guest import device_and_dtype, evaluation_mode, unwrap
 
 Array = NDArray[np.float64]
-Model = nn.Module | Callable[[Any], Any]
+Model = nn.Module | Callable[[AnyArray], ArrayLike]
 # Columns by feature, where a feature has several.
 Groups = Mapping[str, Any] | None
 

@@ -449,7 +449,7 @@ class Collection(Backend):
         return self._rows([records[number] for number in wanted.tolist()]).take(position_of)
 
     def _rows(self, records: Sequence[dict[str, Any]]) -> Rows:
-        def column(name: str, dtype: Any) -> Tensor:
+        def column(name: str, dtype: type[np.generic]) -> Tensor:
             return torch.from_numpy(np.array([record[name] for record in records], dtype=dtype))
 
         def invert(kind: Kind) -> Tensor:
@@ -550,7 +550,7 @@ def make_backend(
     spaces: dict[Kind, Space],
     source: Rows | Mapping[str, Any],
     *,
-    device: Any,
+    device: torch.device | str | None,
 ) -> Backend:
     """An empty backend for rows like these, or that of a file."""
     if isinstance(options, Milvus):
@@ -613,7 +613,7 @@ def load(
     source: EvidenceSource,
     *,
     backend: Usearch | Milvus | str | None,
-    device: Any,
+    device: torch.device | str | None,
 ) -> tuple[Fitted, dict[str, Any], Usearch | Milvus | None]:
     """Reads an index: what was fitted, the options it was made with, and those of its backend.
 

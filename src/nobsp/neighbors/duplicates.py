@@ -6,7 +6,7 @@ Images may also be shifted, noisy or brighter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from nobsp._typing import NativeFrame
+from nobsp._typing import AnyArray, NativeFrame
 from nobsp.frames import frame_like
 from nobsp.neighbors.search import pieces, spaced
 
@@ -67,7 +67,7 @@ class Duplicates:
 
     def to_frame(self) -> NativeFrame:
         """One line per pair, as a pandas frame, or a polars one where pandas is missing."""
-        columns: dict[str, Any] = {
+        columns: dict[str, AnyArray] = {
             "first": self.pairs[:, 0],
             "second": self.pairs[:, 1],
             "distance": self.distances,

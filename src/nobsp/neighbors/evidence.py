@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -231,8 +231,8 @@ def find_outcomes(
     labels: AnyArray | None,
     *,
     task: Task | Literal["auto"],
-    output: Any,
-    classes: Any,
+    output: int | str | None,
+    classes: ArrayLike,
 ) -> Outcomes:
     """Decides between classes and a value.
 
@@ -293,7 +293,7 @@ def classes_of_folders(X: TableLike, source: EvidenceSource) -> list[str] | None
     return names if is_order else None
 
 
-def _gives_classes(source: EvidenceSource, labels: AnyArray | None, classes: Any) -> bool:
+def _gives_classes(source: EvidenceSource, labels: AnyArray | None, classes: ArrayLike) -> bool:
     """Whether a model is taken for a classifier."""
     if source.outputs > 1 or source.link in ("sigmoid", "softmax", "log_softmax"):
         return True
@@ -302,7 +302,7 @@ def _gives_classes(source: EvidenceSource, labels: AnyArray | None, classes: Any
     return labels is not None and len(np.unique(labels)) == 2
 
 
-def _values_of(source: EvidenceSource, output: Any) -> Outcomes:
+def _values_of(source: EvidenceSource, output: int | str | None) -> Outcomes:
     """The output of a regression."""
     if source.outputs > 1 and output is None:
         raise ValueError(
@@ -328,7 +328,7 @@ def _require_one_column_each(labels: AnyArray, source: EvidenceSource) -> None:
         )
 
 
-def _classes(source: EvidenceSource, classes: Any, labels: AnyArray | None) -> AnyArray:
+def _classes(source: EvidenceSource, classes: ArrayLike, labels: AnyArray | None) -> AnyArray:
     """The label of every class.
 
     Labels are those that the caller gives, those of the model, numbers, or names of outputs.
@@ -417,7 +417,7 @@ def _require_label_shape(array: AnyArray, columns: int | None, argument: str) ->
     raise ValueError(f"{argument} has shape {array.shape}; pass {wanted}.")
 
 
-def remember_labels(batches: Any, collected: list[AnyArray | None]) -> Iterator[Any]:
+def remember_labels(batches: Iterable[Any], collected: list[AnyArray | None]) -> Iterator[Any]:
     """Batches as they are; their labels, or None without any, are put into `collected`."""
     for number, batch in enumerate(batches):
         labels = None

@@ -16,7 +16,7 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from nobsp import notebook
-from nobsp._typing import AnyArray, ArrayLike, TableLike
+from nobsp._typing import AnyArray, ArrayLike, TableLike, TargetLike
 from nobsp.arguments import (
     array_of,
     count,
@@ -134,7 +134,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         backend: Literal["exact", "usearch", "milvus"] | Usearch | Milvus = "exact",
         task: Task | Literal["auto"] = "auto",
         output: int | str | None = None,
-        classes: Any = None,
+        classes: ArrayLike = None,
         device: torch.device | str | None = None,
         memory_limit: int | str = "4GiB",
     ) -> None:
@@ -221,7 +221,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return self
 
     def _find_outcomes(
-        self, source: EvidenceSource, labels: AnyArray | None, classes: Any
+        self, source: EvidenceSource, labels: AnyArray | None, classes: ArrayLike
     ) -> Outcomes:
         """Classes or a value, by the options and, where these leave it open, by the labels."""
         return find_outcomes(source, labels, task=self.task, output=self.output, classes=classes)
@@ -535,7 +535,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self,
         X: TableLike,
         *,
-        target: Any = None,
+        target: TargetLike = None,
         k: int | None = None,
         sample_weight: ArrayLike = None,
     ) -> Influence:
@@ -576,7 +576,7 @@ class ContributionIndex(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     @keeps_torch_modes
     def representer_shares(
-        self, X: TableLike, *, target: Any = None, k: int | None = None
+        self, X: TableLike, *, target: TargetLike = None, k: int | None = None
     ) -> RepresenterShares:
         """A class's logit of other rows shared out among the rows of the database, adding up to it.
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp._typing import AnyArray, ArrayLike
+from nobsp._typing import AnyArray, ArrayLike, TargetLike
 from nobsp.arguments import array_of
 from nobsp.neighbors.curvature import (
     HeadProblem,
@@ -76,7 +75,11 @@ class Influence(RankedRows):
 
 
 def leave_out(
-    fitted: Fitted, queries: Rows, target: Any, k: int | None, sample_weight: ArrayLike = None
+    fitted: Fitted,
+    queries: Rows,
+    target: TargetLike,
+    k: int | None,
+    sample_weight: ArrayLike = None,
 ) -> Influence:
     """Changes of logits by one Newton step on the loss without each row.
 
@@ -223,7 +226,7 @@ def labelled_rows(fitted: Fitted, name: str) -> Rows:
     return fitted.backend.take(torch.arange(len(fitted.backend)))
 
 
-def target_codes(outcomes: Outcomes, queries: Rows, target: Any) -> Tensor:
+def target_codes(outcomes: Outcomes, queries: Rows, target: TargetLike) -> Tensor:
     """Numbers of the classes asked for, one per query; the predicted ones without any."""
     if target is None:
         return queries.predicted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -71,7 +71,7 @@ def _outlier_reason(audit: Audit, row: int) -> list[str]:
     return [f"unlike the database: {share} from their neighbours"]
 
 
-def _count_neighbours(audit: Audit, row: int, label: Any) -> str:
+def _count_neighbours(audit: Audit, row: int, label: object) -> str:
     """How many neighbours have a label, in both spaces."""
     by_evidence = _n_labelled(audit.by_contributions, row, label)
     by_activations = _n_labelled(audit.by_activations, row, label)
@@ -79,12 +79,12 @@ def _count_neighbours(audit: Audit, row: int, label: Any) -> str:
     return f"{by_evidence} of {k} neighbours by evidence and {by_activations} by activations"
 
 
-def _n_labelled(hits: Neighbors, row: int, label: Any) -> int:
+def _n_labelled(hits: Neighbors, row: int, label: object) -> int:
     """Neighbours of one row that have a label."""
     share = hits[row].purity_towards(np.asarray([label]))[0]
     return int(np.rint(share * hits.k))
 
 
-def _show(label: Any) -> str:
+def _show(label: object) -> str:
     value = label.item() if hasattr(label, "item") else label
     return f"{value:.4g}" if isinstance(value, float) else repr(value)

@@ -9,13 +9,13 @@ which `influence` does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp._typing import TargetLike
 from nobsp.neighbors.evidence import Outcomes, Rows
 from nobsp.neighbors.influence import labelled_rows, labels_at, name_targets, target_codes
 from nobsp.neighbors.result import Extremes, RankedRows
@@ -73,7 +73,9 @@ class _Coefficients:
     exact: float
 
 
-def share_out(fitted: Fitted, queries: Rows, target: Any, k: int | None) -> RepresenterShares:
+def share_out(
+    fitted: Fitted, queries: Rows, target: TargetLike, k: int | None
+) -> RepresenterShares:
     """Shares the logits of queries out among the rows of a database."""
     rows = labelled_rows(fitted, "representer_shares")
     assert fitted.source.head is not None

@@ -161,7 +161,7 @@ class Neighbors(Answers):
     def to_frame(self) -> NativeFrame:
         """One line per query and neighbour, in a pandas frame, or a polars one without pandas."""
         count, k = self.indices.shape
-        columns: dict[str, Any] = {
+        columns: dict[str, AnyArray] = {
             "query": np.repeat(np.arange(count), k),
             "rank": np.tile(np.arange(k), count),
             "index": self.indices.ravel(),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nobsp._typing import ArrayLike
 from nobsp.arguments import array_of, require_choice, require_parts, require_whole_number
 from nobsp.neighbors.search import Fitted, spaced
 
@@ -117,7 +118,7 @@ def select(
     n: int,
     by: By = "coverage",
     *,
-    labelled: Any = None,
+    labelled: ArrayLike = None,
 ) -> NDArray[np.int64]:
     """Chooses rows of an index that are worth labelling next.
 
@@ -165,7 +166,7 @@ def select(
     return _select_covering(fitted, n, known, weights).numpy()
 
 
-def _labelled_positions(labelled: Any, n_rows: int) -> Tensor:
+def _labelled_positions(labelled: ArrayLike, n_rows: int) -> Tensor:
     """Positions of rows that are labelled already, each once."""
     positions = array_of([] if labelled is None else labelled, name="labelled")
     if positions.size and positions.dtype.kind not in "iu":

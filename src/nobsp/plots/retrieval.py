@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nobsp._typing import AnyArray, AxesLike, TableLike
+from nobsp._typing import AnyArray, AxesLike, ImagesLike, TableLike
 from nobsp.arguments import array_of, as_numpy, percent, quote, require_whole_number, suggest
 from nobsp.frames import frame_of
 from nobsp.plots import _axes, _lookup
@@ -22,6 +22,9 @@ from nobsp.plots.labels import (
     shorten,
     shorten_all,
 )
+
+if TYPE_CHECKING:
+    from nobsp.neighbors.result import Neighbors
 
 # Columns of a table that are shown.
 _MOST_COLUMNS = 8
@@ -59,12 +62,12 @@ class _Space:
 
 def retrieval_panel(
     query: TableLike,
-    hits_contributions: Any,
-    hits_activations: Any = None,
+    hits_contributions: Neighbors,
+    hits_activations: Neighbors | None = None,
     *,
     database: TableLike,
     row: int = 0,
-    label: Any = None,
+    label: object = None,
     class_names: Sequence[str] | None = None,
     features: Sequence[str] | None = None,
     max_display: int = 4,
@@ -168,7 +171,7 @@ def _draw_neighbours(axes: Sequence[Axes], space: _Space, database: TableLike) -
 
 
 def _neighbours(
-    hits: Any, name: str, row: int, class_names: Sequence[str] | None, most: int
+    hits: Neighbors, name: str, row: int, class_names: Sequence[str] | None, most: int
 ) -> _Space:
     """The neighbours of one query in one space, at most so many."""
     for part in ("indices", "distances", "labels", "predicted", "confidence"):
@@ -212,7 +215,9 @@ def _class(label: Any, class_names: Sequence[str] | None) -> str:
     return clean(class_names[int(label)])
 
 
-def _query_title(hits: Any, row: int, label: Any, class_names: Sequence[str] | None) -> str:
+def _query_title(
+    hits: Neighbors, row: int, label: object, class_names: Sequence[str] | None
+) -> str:
     """The query in words: the prediction, how sure the model is, and the label if it differs."""
     predicted = _class(hits.predicted[row], class_names)
     text = f"query: {shorten(predicted, 20)}"
@@ -341,7 +346,7 @@ def _query(query: TableLike, row: int, names: Sequence[str]) -> dict[str, Any]:
     return dict(zip(names, values[row] if values.ndim == 2 else values, strict=False))
 
 
-def _far(line: Sequence[Any], column: AnyArray) -> Array:
+def _far(line: Sequence[object], column: AnyArray) -> Array:
     """How far each value is from the first, in standard deviations, at most `_FAR`.
 
     A category that is not the first one is far from it.
@@ -354,7 +359,7 @@ def _far(line: Sequence[Any], column: AnyArray) -> Array:
     return np.asarray(np.minimum(np.abs(values - values[0]) / spread, _FAR))
 
 
-def picture_of(item: Any, argument: str) -> Array:
+def picture_of(item: ImagesLike, argument: str) -> Array:
     """One image, shape (height, width, 3), from 0 to 1."""
     from nobsp.vision.maps import pictures_of
 

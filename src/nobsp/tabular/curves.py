@@ -62,7 +62,9 @@ def function_of(
     return function
 
 
-def value_readers(functions: Functions, names: Sequence[str]) -> list[Callable[[Any], AnyArray]]:
+def value_readers(
+    functions: Functions, names: Sequence[str]
+) -> list[Callable[[ArrayLike], AnyArray]]:
     """Per feature of a term, a function that makes rows of its values.
 
     The rows have one column for each column of the feature.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nobsp._typing import AnyArray, FloatArray, ModelLike, TableLike
+from nobsp._typing import AnyArray, ArrayLike, FloatArray, ModelLike, TableLike
 from nobsp.arguments import quote, require_flag, require_number
 from nobsp.base import Finding
 from nobsp.numerics import evenly_spaced
@@ -30,7 +30,7 @@ from nobsp.tabular.shaping import bounded, flat_beyond, read_flat, replaced, ris
 if TYPE_CHECKING:
     from nobsp.tabular.functions import Functions
 
-Rule = str | Callable[[Any], Any]
+Rule = str | Callable[[AnyArray], ArrayLike]
 
 # Rows in whose measure a function is changed; its cost is measured on all.
 MOST_ROWS = 16_384

@@ -6,7 +6,7 @@ CONTRIBUTING.md, "The way from `fit` to a curve", says which file does which ste
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, Literal, Self
@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 from nobsp import notebook
-from nobsp._typing import AnyArray, ArrayLike, ModelLike, NativeFrame, Shape, TableLike
+from nobsp._typing import (
+    AnyArray,
+    ArrayLike,
+    BaselineLike,
+    ModelLike,
+    NativeFrame,
+    Shape,
+    TableLike,
+)
 from nobsp.arguments import quote, require_whole_number, warn_caller
 from nobsp.base import Explainer, Plots
 from nobsp.calibration import Engine, Run, choose_engine
@@ -34,7 +42,7 @@ from nobsp.tabular import files
 from nobsp.tabular.as_published import AsPublished
 from nobsp.tabular.curves import function_of, read_term, value_readers
 from nobsp.tabular.explanation import Explanation
-from nobsp.tabular.features import decoded_rows, input_values
+from nobsp.tabular.features import FeatureOption, decoded_rows, input_values
 from nobsp.tabular.fewest import FewestFeatures, fewest_features
 from nobsp.tabular.files import CHECKPOINTED
 from nobsp.tabular.fit_together import FitTogether
@@ -120,9 +128,9 @@ class NObSP(Explainer):
 
     model: ModelLike
     _: KW_ONLY
-    features: Sequence[str] | Mapping[str, Any] | None = None
-    background: int | Any = 32
-    baseline: Any = "mean"
+    features: FeatureOption = None
+    background: int | TableLike = 32
+    baseline: BaselineLike = "mean"
     reference: Literal["terms", "complement"] = "terms"
     interactions: int | Literal["auto"] | Sequence[Sequence[str]] = "auto"
     ridge: float | Literal["auto"] = "auto"
@@ -439,7 +447,12 @@ class NObSP(Explainer):
 
     @keeps_torch_modes
     def removal_effects(
-        self, X: TableLike, *, values: int = 16, background: Any = None, progress: bool = False
+        self,
+        X: TableLike,
+        *,
+        values: int = 16,
+        background: TableLike = None,
+        progress: bool = False,
     ) -> NDArray[np.float64]:
         """What each prediction loses when a feature is not known, measured on the network itself.
 

@@ -268,7 +268,7 @@ class Explanation(NamesFromElsewhere):
         columns, _ = read_columns(self.explainer, self.data)
         return np.asarray(reach.beyond(columns) & ~self.outside.any(1))
 
-    def __getitem__(self, key: Any) -> Explanation:
+    def __getitem__(self, key: object) -> Explanation:
         """Some rows, terms and outputs: `ex[3]`, `ex[:, "age"]`, `ex[:, :, "yes"]`.
 
         An interaction is `ex[:, ("age", "income")]`.
@@ -521,10 +521,10 @@ class Explanation(NamesFromElsewhere):
         order = np.argsort(-sizes, kind="stable")[:most]
         return [(term_name(self.terms[term]), float(sizes[term])) for term in order]
 
-    def _row(self, row: Any) -> int:
+    def _row(self, row: object) -> int:
         return row_position(row, len(self))
 
-    def _term(self, term: Any) -> int:
+    def _term(self, term: object) -> int:
         return term_position(term, self.terms)
 
     def _output(self, output: int | str) -> int:
@@ -560,7 +560,7 @@ def beyond_one_finding(values: FloatArray, link: str) -> Finding | None:
     return Finding("note", "beyond_one", "", message)
 
 
-def _is_one_term(key: Any) -> bool:
+def _is_one_term(key: object) -> bool:
     """Whether a tuple names the features of one term, and not several terms."""
     return isinstance(key, tuple) and bool(key) and all(isinstance(name, str) for name in key)
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, Frame, TableLike
+from nobsp._typing import AnyArray, ArrayLike, BaselineLike, BoolArray, FloatArray, Frame, TableLike
 from nobsp.arguments import suggest, warn_caller
 from nobsp.frames import frame_of, is_missing, match_columns
 from nobsp.network.adapted import Adapted, grouping_rows
@@ -251,7 +251,7 @@ def encode_typical_rows(
         ) from error
 
 
-def input_baseline(columns: Columns, adapted: Adapted, baseline: Any) -> Any:
+def input_baseline(columns: Columns, adapted: Adapted, baseline: BaselineLike) -> BaselineLike:
     """A baseline in the caller's units, as the network's input; words such as "mean" stay."""
     if adapted.encode is None or isinstance(baseline, str):
         return baseline
@@ -274,7 +274,9 @@ def input_baseline(columns: Columns, adapted: Adapted, baseline: Any) -> Any:
     return by_name
 
 
-def _feature_baseline(columns: Columns, adapted: Adapted, name: str, value: Any) -> Any:
+def _feature_baseline(
+    columns: Columns, adapted: Adapted, name: str, value: BaselineLike
+) -> BaselineLike:
     """The baseline of one feature: a word, a level or numbers."""
     feature = columns.features.index(name, argument="baseline")
     levels = columns.texts(feature)
@@ -836,7 +838,7 @@ def text_domain(outline: Outline, texts: list[Any]) -> Domain:
     return level_domain(outline, levels, inputs, labels, filled_in=filled_in)
 
 
-def _require_storable(name: str, levels: Sequence[Any]) -> None:
+def _require_storable(name: str, levels: Sequence[object]) -> None:
     """An error where levels are neither text nor numbers, which no file can hold."""
     odd = [level for level in levels if not (is_missing(level) or isinstance(level, Level))]
     if not odd:

@@ -10,17 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nobsp._typing import FloatArray, IntArray, ModelLike, NativeFrame, TableLike
+from nobsp._typing import (
+    AnyArray,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    ModelLike,
+    NativeFrame,
+    TableLike,
+)
 from nobsp.arguments import require_number
 from nobsp.frames import as_table
 from nobsp.tabular.editing import DROPPED, Rows, record, without_feature
 from nobsp.tabular.heights import Block, Ridge, add_tables, blocks_of, tables_of_blocks
 from nobsp.tabular.indexing import term_name
-from nobsp.tabular.lookup import TermTable, read_tables
+from nobsp.tabular.lookup import Places, TermTable, read_tables
 
 if TYPE_CHECKING:
     from nobsp.tabular.functions import Functions
@@ -107,7 +115,7 @@ class _Problem:
 
 def find_fewest(
     functions: Functions,
-    columns: dict[int, Any],
+    columns: dict[int, AnyArray],
     outputs: FloatArray,
     *,
     share: float,
@@ -147,7 +155,7 @@ def find_fewest(
     )
 
 
-def _pose(functions: Functions, columns: dict[int, Any], outputs: FloatArray) -> _Problem:
+def _pose(functions: Functions, columns: dict[int, AnyArray], outputs: FloatArray) -> _Problem:
     """The columns of the regression."""
     n_rows = len(outputs)
     values, _ = read_tables(functions, columns, n_rows)
@@ -170,7 +178,7 @@ def _pose(functions: Functions, columns: dict[int, Any], outputs: FloatArray) ->
     )
 
 
-def _hold_out(n_rows: int) -> Any:
+def _hold_out(n_rows: int) -> BoolArray:
     """Rows that are held out: the same ones for the same number of rows."""
     shuffled = np.random.default_rng(0).permutation(n_rows)
     is_held_out = np.zeros(n_rows, dtype=bool)
@@ -178,7 +186,7 @@ def _hold_out(n_rows: int) -> Any:
     return is_held_out
 
 
-def _regress(problem: _Problem, output: int, rows: Any) -> Ridge:
+def _regress(problem: _Problem, output: int, rows: BoolArray | Places) -> Ridge:
     """The regression of one output on all columns, with the functions as they are for its prior."""
     design = problem.design(output)[rows]
     n_heights = problem.heights.shape[1]
@@ -198,7 +206,7 @@ def _regress(problem: _Problem, output: int, rows: Any) -> Ridge:
 
 
 def _go_one_by_one(
-    problem: _Problem, features: Sequence[int], rows: Any
+    problem: _Problem, features: Sequence[int], rows: BoolArray | Places
 ) -> tuple[list[int], list[list[FloatArray]]]:
     """The order in which features go, and each output's coefficients before each of them went."""
     n_outputs = problem.target.shape[1]
@@ -229,7 +237,7 @@ def _go_one_by_one(
 
 
 def _share_explained(
-    problem: _Problem, coefficients: Sequence[FloatArray], rows: IntArray
+    problem: _Problem, coefficients: Sequence[FloatArray], rows: BoolArray
 ) -> float:
     """Mean R² over the outputs that vary, on some rows."""
     shares = []
@@ -246,7 +254,7 @@ def _functions_without(
     functions: Functions,
     problem: _Problem,
     gone: Sequence[int],
-    columns: dict[int, Any],
+    columns: dict[int, AnyArray],
     outputs: FloatArray,
 ) -> Functions:
     """Functions of the features that are left, the coefficients of all rows in them."""

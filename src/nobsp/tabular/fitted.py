@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -296,7 +295,12 @@ class CalibratedModel:
         raise ValueError(f"X has no finite value in column {called}; pass a column that has some.")
 
     def _account(
-        self, rows: Tensor, native: Any, represent: Represent, batch_size: int, with_values: bool
+        self,
+        rows: Tensor,
+        native: TableLike,
+        represent: Represent,
+        batch_size: int,
+        with_values: bool,
     ) -> Account:
         """One batch: tables are read, the network runs, and every term gets its contribution."""
         own = self._own_columns(rows, native)
@@ -338,7 +342,7 @@ class CalibratedModel:
             inputs=rows,
         )
 
-    def _own_columns(self, rows: Tensor, native: Any) -> dict[int, AnyArray]:
+    def _own_columns(self, rows: Tensor, native: TableLike) -> dict[int, AnyArray]:
         """The caller's columns that tables are read by."""
         if self.adapted.encode is None:
             return {column: rows[:, column].numpy() for column in range(rows.shape[1])}

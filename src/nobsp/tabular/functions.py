@@ -399,7 +399,7 @@ class Functions:
             )
         return np.array(self.column_names, dtype=object)
 
-    def with_classes(self, classes: Sequence[Any]) -> Functions:
+    def with_classes(self, classes: Sequence[object]) -> Functions:
         """These functions as a classifier, whose outputs tell these classes apart.
 
         Args:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, ModelLike, TableLike
 from nobsp.arguments import as_numpy, suggest
 from nobsp.frames import frame_of, is_missing
+from nobsp.tabular.features import FeatureOption
 from nobsp.tabular.lookup import Places
 
 
 def resolve_groups(
-    X: TableLike, groups: ArrayLike, *, model: ModelLike, features: Any, rows: int | None
-) -> tuple[Any, Places]:
+    X: TableLike, groups: ArrayLike, *, model: ModelLike, features: FeatureOption, rows: int | None
+) -> tuple[TableLike, Places]:
     """The rows without a column that only names groups, and the group of every row as a number.
 
     A column that the model takes stays a feature. A model that names no columns is taken not to
@@ -63,8 +63,8 @@ def _group_values(groups: ArrayLike) -> AnyArray:
 
 
 def _take_column(
-    X: TableLike, name: str, *, model: ModelLike, features: Any
-) -> tuple[Any, AnyArray]:
+    X: TableLike, name: str, *, model: ModelLike, features: FeatureOption
+) -> tuple[TableLike, AnyArray]:
     """A column of a frame, and the frame, without it where the model does not take it."""
     frame = frame_of(X)
     if frame is None:
@@ -85,7 +85,7 @@ def _take_column(
     return frame[:, others].to_native(), values
 
 
-def _columns_of_model(model: ModelLike, features: Any) -> set[str]:
+def _columns_of_model(model: ModelLike, features: FeatureOption) -> set[str]:
     """Names of columns that a model says it takes, or that the caller made features of."""
     names: set[str] = set()
     for attribute in ("feature_names_in_", "feature_names_", "feature_name_"):

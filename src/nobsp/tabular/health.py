@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -263,7 +263,7 @@ def scatter_on_rows(predictions: FloatArray, residual: FloatArray) -> FloatArray
 
 
 def compare_with_headline(
-    predictions: FloatArray, residual: FloatArray, state: Any, names: Sequence[str]
+    predictions: FloatArray, residual: FloatArray, state: Health, names: Sequence[str]
 ) -> Finding | None:
     """A finding where R² differs clearly from the headline.
 

@@ -35,7 +35,7 @@ def column_names(terms: Sequence[Term]) -> list[str]:
     return sorted(positions, key=positions.__getitem__)
 
 
-def split_axes(key: Any) -> list[Any]:
+def split_axes(key: object) -> list[object]:
     """Rows, terms and outputs of an index; what is not said is everything."""
     axes = list(key) if isinstance(key, tuple) else [key]
     ellipses = [position for position, axis in enumerate(axes) if axis is Ellipsis]
@@ -48,7 +48,7 @@ def split_axes(key: Any) -> list[Any]:
     return axes + [slice(None)] * (_AXES - len(axes))
 
 
-def find_positions(key: Any, size: int, axis: str, find: Callable[[Any], int]) -> list[int]:
+def find_positions(key: object, size: int, axis: str, find: Callable[[Any], int]) -> list[int]:
     """Positions along an axis, as a list: by slice or mask, or each looked up by itself."""
     if isinstance(key, slice):
         return list(range(size)[key])
@@ -66,7 +66,7 @@ def find_positions(key: Any, size: int, axis: str, find: Callable[[Any], int]) -
     return np.flatnonzero(entries).tolist()
 
 
-def row_position(row: Any, n_rows: int) -> int:
+def row_position(row: object, n_rows: int) -> int:
     """Position of a row, counted from the end where it is negative."""
     if isinstance(row, bool) or not isinstance(row, int | np.integer):
         hint = f"; ex[:, {row!r}] chooses a term" if isinstance(row, str) else ""
@@ -74,7 +74,7 @@ def row_position(row: Any, n_rows: int) -> int:
     return _in_range(row, n_rows, "row")
 
 
-def term_position(term: Any, terms: Sequence[Term]) -> int:
+def term_position(term: object, terms: Sequence[Term]) -> int:
     """Position of a term, given by position, by name, or by its features' names in any order."""
     if isinstance(term, int | np.integer) and not isinstance(term, bool):
         return _in_range(term, len(terms), "term")

@@ -42,7 +42,7 @@ def classes_of(functions: Functions) -> tuple[Level, ...]:
     return ()
 
 
-def check_classes(classes: Sequence[Any], n_outputs: int) -> tuple[Level, ...]:
+def check_classes(classes: Sequence[object], n_outputs: int) -> tuple[Level, ...]:
     """Classes as files can hold them, or an error where they do not fit the outputs."""
     is_array = hasattr(classes, "__array__")
     is_listed = isinstance(classes, Sequence) and not isinstance(classes, str | bytes)

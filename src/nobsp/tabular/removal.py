@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ def measure_removal(
     X: TableLike,
     *,
     most_values: int,
-    background: Any,
+    background: TableLike,
     batch_size: int,
     progress: bool,
 ) -> FloatArray:
@@ -62,7 +61,7 @@ def measure_removal(
 
 
 def _stand_ins(
-    fitted: CalibratedModel, most: int, background: Any, *, batch_size: int
+    fitted: CalibratedModel, most: int, background: TableLike, *, batch_size: int
 ) -> list[StandIns]:
     """For every feature, values that stand for its distribution."""
     summary = fitted.summary

@@ -13,14 +13,14 @@ from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain, combinations, islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nobsp._typing import AnyArray, ArrayLike, ModelLike, TableLike
+from nobsp._typing import AnyArray, ArrayLike, BaselineLike, ModelLike, TableLike
 from nobsp.arguments import (
     join_names,
     names_of,
@@ -67,11 +67,11 @@ _TAKEN_OVER = ("features", "background", "baseline", "reference", "interactions"
 class Options:
     """The options of an explainer, under the names they have there."""
 
-    features: Sequence[str] | Mapping[str, Any] | None
-    background: Any
-    baseline: Any
+    features: FeatureOption
+    background: int | TableLike
+    baseline: BaselineLike
     reference: str
-    interactions: Any
+    interactions: int | Literal["auto"] | Iterable[Sequence[str]]
     ridge: Ridge | None  # a strength with its scale; None where it is to be chosen from the rows
     head: str | nn.Module | None
     output_names: Sequence[str] | None
@@ -153,7 +153,7 @@ def _check_background(rows: object) -> None:
         )
 
 
-def _check_limit(limit: Any, reference: str) -> None:
+def _check_limit(limit: int | None, reference: str) -> None:
     if limit is None:
         return
     require_whole_number("max_forward_rows", limit)
@@ -335,7 +335,7 @@ class Setting(Problem):
             return wanted
         return self._named_interactions(wanted)
 
-    def _named_interactions(self, wanted: Iterable[Any]) -> list[Subset]:
+    def _named_interactions(self, wanted: Iterable[Sequence[str]]) -> list[Subset]:
         """The pairs and triples that were named, as positions of features."""
         terms: set[Subset] = set()
         for names in wanted:
@@ -372,7 +372,7 @@ class Setting(Problem):
 class Data:
     """The caller's rows with what belongs to them, and the model as it takes them."""
 
-    X: Any
+    X: TableLike
     adapted: Adapted
     n_unweighted: int | None  # rows before weights repeated them; None without weights
     groups: Codes | None  # per row a number, the same for rows of one named group
@@ -639,7 +639,9 @@ def find_columns(run: Run, rows: Rows, adapted: Adapted, features: FeatureOption
     return columns
 
 
-def read_ahead(run: Run, rows: Rows, columns: Columns, baseline: Any, *, planned: bool) -> bool:
+def read_ahead(
+    run: Run, rows: Rows, columns: Columns, baseline: BaselineLike, *, planned: bool
+) -> bool:
     """Whether all rows are read before they are run: if the baseline needs it, or it is cheap."""
     if isinstance(rows, DatasetRows):
         return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -33,9 +33,7 @@ from nobsp.tabular.explanation import apply_link
 from nobsp.tabular.features import input_values
 from nobsp.tabular.fitted import CalibratedModel
 from nobsp.tabular.indexing import output_position
-from nobsp.tabular.lookup import LevelAxis, NumberAxis, read_columns
-
-Places = np.ndarray[Any, np.dtype[np.intp]]
+from nobsp.tabular.lookup import LevelAxis, NumberAxis, Places, read_columns
 
 # Steps smaller than this share of the predictions' spread are rounding, where nobody says
 # otherwise.

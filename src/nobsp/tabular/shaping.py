@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from nobsp._typing import FloatArray
+from nobsp._typing import AnyArray, ArrayLike, FloatArray
 from nobsp.tabular.heights import flat_beyond_ends, weights_of_nodes, wider
 from nobsp.tabular.lookup import Axis, Chunk, NumberAxis, TermTable
 
@@ -501,7 +501,7 @@ def flat_beyond(
 
 def replaced(
     table: TermTable,
-    function: Callable[[Any], Any],
+    function: Callable[[AnyArray], ArrayLike],
     *,
     name: str,
     outputs: Sequence[int],

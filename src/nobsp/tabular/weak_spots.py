@@ -18,7 +18,7 @@ from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions
 from nobsp.tabular.health import r_squared
 from nobsp.tabular.indexing import term_name
-from nobsp.tabular.lookup import read_columns
+from nobsp.tabular.lookup import Places, read_columns
 
 # Fewest rows that are searched, and fewest of a region in either half.
 FEWEST_ROWS = 200
@@ -110,7 +110,7 @@ class WeakSpot:
     usual_error: float
     interaction: tuple[str, ...]
     gain: float
-    rows: np.ndarray[Any, np.dtype[np.intp]]
+    rows: Places
 
     @property
     def where(self) -> str:
@@ -232,8 +232,8 @@ class _Search:
     matrix: FloatArray  # (rows, features)
     residual: FloatArray
     predictions: FloatArray
-    found_on: np.ndarray[Any, np.dtype[np.intp]]
-    measured_on: np.ndarray[Any, np.dtype[np.intp]]
+    found_on: Places
+    measured_on: Places
     output: str
     fitted_terms: frozenset[frozenset[str]]
 
@@ -243,7 +243,7 @@ class _Search:
         explanation: Explanation,
         functions: Functions,
         columns: Mapping[int, AnyArray],
-        halves: tuple[Any, Any],
+        halves: tuple[Places, Places],
         output: int,
     ) -> _Search:
         """Features as numbers; levels in the order of their squared residuals on the first half."""
@@ -299,7 +299,7 @@ class _Search:
         errors = float(np.square(self.residual[rows]).mean())
         return errors >= CLEARLY_WORSE * usual and self._explained(rows) < below
 
-    def _explained(self, rows: Any) -> float:
+    def _explained(self, rows: Places) -> float:
         """R² on some rows."""
         share = r_squared(self.residual[rows][:, None], self.predictions[rows][:, None])[0]
         # Where predictions do not vary at all, residuals explain nothing away.
@@ -339,7 +339,7 @@ class _Search:
             with_missing=with_missing and has_missing,
         )
 
-    def _missing_interaction(self, rows: Any) -> tuple[tuple[str, ...], float]:
+    def _missing_interaction(self, rows: Places) -> tuple[tuple[str, ...], float]:
         """Features by which a small tree tells most of the residual of some rows.
 
         The tree is grown on the first half of the rows.
@@ -379,7 +379,7 @@ class _Search:
         order = np.argsort(-tree.feature_importances_, kind="stable")[:TRIED_FEATURES]
         return sorted(int(k) for k in order)
 
-    def _gain(self, features: Sequence[int], rows: Any) -> float:
+    def _gain(self, features: Sequence[int], rows: Places) -> float:
         """Share of some rows' squared residual that a small tree of some features takes away."""
         from sklearn.tree import DecisionTreeRegressor
 
@@ -393,7 +393,7 @@ class _Search:
         return 1 - float(np.square(left).sum()) / before if before > 0 else 0.0
 
 
-def _code(name: str, column: AnyArray, squares: FloatArray, rows: Any) -> _Coded:
+def _code(name: str, column: AnyArray, squares: FloatArray, rows: Places) -> _Coded:
     """A column as numbers: as it is, or as positions of levels, small residuals first."""
     if column.dtype.kind in "biuf":
         return _Coded(name, column.astype(np.float64), None)
