@@ -29,8 +29,10 @@ def scores_by_l1(subject: Subject) -> Score:
             weight = layers[name].weight.detach()
             rows = weight.T if is_transposed(layers[name]) else weight
             per_row = rows.flatten(1).abs().sum(1)
-            if group.kind == "heads":
-                per_row = per_row.reshape(-1, group.count, group.width).sum((0, 2))
+            if group.of_heads:
+                # Keys and values that several heads share have fewer rows for a part.
+                width = min(group.width, len(per_row) // group.count)
+                per_row = per_row.reshape(-1, group.count, width).sum((0, 2))
             total += per_row
         return total
 
@@ -144,10 +146,10 @@ def by_torch_pruning(subject: Subject, share: float) -> nn.Module | None:
 def _thinned(subject: Subject) -> list[str]:
     """Layers whose outputs may go, as ours finds them; heads are left to ours."""
     groups, _ = find_groups(subject.model, subject.calibration.rows[:2])
-    return [group.producers[0] for group in groups if group.kind != "heads"]
+    return [group.producers[0] for group in groups if not group.of_heads]
 
 
 def heads_of(subject: Subject) -> list[str]:
     """Layers that read heads."""
     groups, _ = find_groups(subject.model, subject.calibration.rows[:2])
-    return [group.consumer for group in groups if group.kind == "heads"]
+    return [group.consumer for group in groups if group.of_heads]

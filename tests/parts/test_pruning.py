@@ -114,11 +114,45 @@ def doubled_heads() -> nn.Module:
     return model
 
 
+class SharedKeys(nn.Module):
+    """Attention in which two heads each read the same keys and values."""
+
+    def __init__(self, width: int = 8, num_heads: int = 8, num_kv_heads: int = 4) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        each = width // num_kv_heads
+        self.q_proj = nn.Linear(width, num_heads * each)
+        self.k_proj = nn.Linear(width, num_kv_heads * each)
+        self.v_proj = nn.Linear(width, num_kv_heads * each)
+        self.out = nn.Linear(num_heads * each, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n_rows, length, _ = x.shape
+        query = self.q_proj(x).view(n_rows, length, self.num_heads, -1).transpose(1, 2)
+        key = self.k_proj(x).view(n_rows, length, self.num_kv_heads, -1).transpose(1, 2)
+        value = self.v_proj(x).view(n_rows, length, self.num_kv_heads, -1).transpose(1, 2)
+        readers = self.num_heads // self.num_kv_heads
+        key = key.repeat_interleave(readers, 1)
+        value = value.repeat_interleave(readers, 1)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+        return self.out(mixed.transpose(1, 2).flatten(2)).mean(1)
+
+
+def doubled_groups() -> nn.Module:
+    model = drawn(SharedKeys())
+    twice(model.q_proj, model.out)
+    twice(model.k_proj, model.out)
+    twice(model.v_proj, model.out)
+    return model
+
+
 DOUBLED: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "units": (doubled_units, rows(400, 5)),
     "gated units": (doubled_gates, rows(400, 5)),
     "channels with a depthwise pair": (doubled_convolutions, rows(60, 3, 8, 8)),
     "heads": (doubled_heads, rows(200, 3, 8)),
+    "heads that share keys": (doubled_groups, rows(200, 3, 8)),
 }
 
 
@@ -416,21 +450,53 @@ def test_layers_that_stay_whole_are_named(model: nn.Module, x: Tensor, named: st
         nobsp.prune(drawn(model), x)
 
 
-def test_heads_that_share_keys_stay_and_say_so() -> None:
-    torchvision_models()
+def test_heads_go_with_the_keys_they_share() -> None:
+    model = doubled_groups()
+
+    pruned = nobsp.prune(model, rows(200, 3, 8), keep=0.5)
+
+    [layer] = pruned.layers
+    assert (layer.kind, layer.before, layer.after) == ("head groups", 4, 2)
+    assert set(layer.made_by) == {"q_proj", "k_proj", "v_proj"}
+    small = pruned.model
+    assert isinstance(small, SharedKeys)
+    assert (small.num_heads, small.num_kv_heads) == (4, 2)
+    made = [layer.out_features for layer in (small.q_proj, small.k_proj, small.v_proj)]
+    assert (made, small.out.in_features) == ([8, 4, 4], 8)
+
+
+def llama(*, keys: int) -> nn.Module:
+    """Four heads that share the keys and values of fewer."""
+    torchvision_models()  # transformers imports torchvision, which has to be helped first
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=20,
         num_hidden_layers=1,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        num_key_value_heads=keys,
         hidden_size=16,
         intermediate_size=12,
         pad_token_id=0,
     )
-    model = drawn(transformers.LlamaForSequenceClassification(config))
+    return drawn(transformers.LlamaForCausalLM(config))
 
-    pruned = nobsp.prune(model, tokens(20, 5))
+
+def test_a_language_model_that_lost_groups_of_heads_goes_on_from_its_cache() -> None:
+    texts = tokens(60, 5)
+    pruned = nobsp.prune(llama(keys=2), texts, keep=0.5)
+    small = pruned.model
+
+    with torch.no_grad():
+        known = small(texts[:4, :-1], use_cache=True).past_key_values
+        answer = small(texts[:4, -1:], past_key_values=known).logits[:, -1]
+        expected = small(texts[:4]).logits[:, -1]
+
+    assert "head groups" in {layer.kind for layer in pruned.layers}
+    torch.testing.assert_close(answer, expected)
+
+
+def test_heads_that_all_share_one_key_stay_and_say_so() -> None:
+    pruned = nobsp.prune(llama(keys=1), tokens(20, 5))
 
     reasons = {layer.name: layer.reason for layer in pruned.left_whole}
     assert "share" in reasons["model.layers.0.self_attn.v_proj"]

@@ -35,8 +35,9 @@ _BATCH_NORMS = frozenset(("native_batch_norm", "_native_batch_norm_legit_no_trai
 _SAME_NUMBERS = frozenset(("clone", "alias", "contiguous", "_to_copy", "neg"))
 _ELEMENTWISE = frozenset(("mul", "add", "sub", "rsub", "div", "pow", "erf", "neg", "exp"))
 _VIEWS = frozenset(("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "squeeze"))
-# How deep heads are looked for behind reshapes, slices and rotations.
-_DEEPEST = 40
+# Among how many tensors the layers of heads are looked for: behind reshapes, slices, rotations and
+# scores that are capped.
+_DEEPEST = 100
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,15 @@ class Group:
     channelwise: tuple[str, ...]  # batch norms and depthwise convolutions between
     count: int  # how many parts there are
     width: int  # columns of the consumer that belong to a part
-    kind: str  # "units", "channels" or "heads"
+    kind: str  # "units", "channels", "heads", or "head groups" that share keys and values
     attention: str = ""  # the layer whose heads they are
+    heads_each: int = 1  # heads of a part: several where these share keys and values
     norm: str = ""  # the batch norm that alone reads what the consumer returns
+
+    @property
+    def of_heads(self) -> bool:
+        """Whether parts are heads of attention, or several that go together."""
+        return self.kind in ("heads", "head groups")
 
     @property
     def name(self) -> str:
@@ -385,23 +392,48 @@ class Finder:
         producers = tuple(
             dict.fromkeys(name for number in mixed for name in self._linear_behind(number))
         )
+        if not producers or any(self._why_not(name) for name in producers):
+            return None
         layer = self.layers[consumer]
         columns = n_columns(layer)
-        if any(n_outputs(self.layers[name]) < columns for name in producers):
-            return "several heads share their keys and values"
-        fits = all(
-            n_outputs(self.layers[name]) % columns == 0 and not self._why_not(name)
-            for name in producers
-        )
-        if not producers or not fits or columns % heads.count:
+        count = self._count_parts(producers, heads.count, columns)
+        if count == 1:
+            return "all heads share their keys and values"
+        if count is None:
             return None
         attention = consumer.rpartition(".")[0]
         inside = _common(producers)
         if isinstance(layer, nn.Linear) and not inside.startswith(attention):
             attention = inside
-        width = columns // heads.count
 
-        return Group(consumer, producers, (), heads.count, width, "heads", attention or inside)
+        return Group(
+            consumer,
+            producers,
+            (),
+            count,
+            columns // count,
+            "heads" if count == heads.count else "head groups",
+            attention or inside,
+            heads_each=heads.count // count,
+        )
+
+    def _count_parts(self, producers: Sequence[str], n_heads: int, n_columns: int) -> int | None:
+        """How many parts heads make: heads that share keys and values go together.
+
+        None where what the producers make does not belong to heads one after another.
+        """
+        n_made = [n_outputs(self.layers[name]) for name in producers]
+        fewest = min(n_made)
+        if n_columns % n_heads or any(made % n_columns and made != fewest for made in n_made):
+            return None
+        if fewest >= n_columns:
+            return n_heads
+
+        # Keys and values are those of fewer heads, each of which several heads read.
+        per_head = n_columns // n_heads
+        count = fewest // per_head
+        is_shared_evenly = fewest % per_head == 0 and count > 0 and n_heads % count == 0
+        return count if is_shared_evenly else None
 
     def _linear_behind(self, value: int) -> list[str]:
         """Layers that made queries, keys, values or weights of attention."""

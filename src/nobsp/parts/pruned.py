@@ -51,7 +51,8 @@ class PrunedLayer:
     name: str
     made_by: tuple[str, ...]  # the layers that make them, each of which has fewer outputs now
     read_by: str  # the layer that reads them, which has fewer inputs now
-    kind: str  # "units", "channels" or "heads"
+    # "units", "channels", "heads", or "head groups": heads that share keys and values, with these
+    kind: str
     before: int
     after: int
     stayed: tuple[int, ...]  # numbers of the parts that stayed

@@ -72,7 +72,7 @@ def shrink(layers: Mapping[str, nn.Module], group: Group, alive: Tensor) -> None
     columns = columns_of(alive, group.width)
     remaining = matrix_of(consumer)[columns]
     set_matrix(consumer, remaining, inputs=_inputs_left(consumer, group, alive))
-    if group.kind == "heads":
+    if group.of_heads:
         _tell_heads(layers[group.attention], group, len(alive))
 
 
@@ -99,14 +99,19 @@ def take_over(layers: Mapping[str, nn.Module], group: Group, matrix: Tensor, shi
 def _rows_of(producer: nn.Module, group: Group, alive: Tensor) -> Tensor:
     """Rows of a producer that belong to the parts that stay.
 
-    Where queries, keys and values are one layer, these are the rows of each of the three.
+    Where queries, keys and values are one layer, these are the rows of each of the three; where
+    heads share keys and values, a layer that makes these has fewer rows for a part.
     """
-    if group.kind != "heads":
+    if not group.of_heads:
         return alive
+    n_made = n_outputs(producer)
+    n_read = group.count * group.width
+    if n_made < n_read:
+        return columns_of(alive, n_made // group.count)
+
     within = columns_of(alive, group.width)
-    together = group.count * group.width
-    repeats = n_outputs(producer) // together
-    return torch.cat([within + number * together for number in range(repeats)])
+    starts = range(0, n_made, n_read)
+    return torch.cat([start + within for start in starts])
 
 
 def _inputs_left(consumer: nn.Module, group: Group, alive: Tensor) -> int:
@@ -162,9 +167,15 @@ def set_matrix(layer: nn.Module, matrix: Tensor, *, inputs: int | None = None) -
 
 def _tell_heads(attention: nn.Module, group: Group, left: int) -> None:
     """Changes the numbers of heads that an attention layer remembers."""
+    n_heads = group.count * group.heads_each
+    # Of heads that share keys and values, layers remember both: how many query, and how many share.
+    counts = {n_heads: left * group.heads_each, group.count: left}
     for name in _HEAD_COUNTS:
-        if getattr(attention, name, None) == group.count:
-            setattr(attention, name, left)
+        remembered = getattr(attention, name, None)
+        if remembered in counts:
+            setattr(attention, name, counts[remembered])
+
+    together = group.count * group.width
     for name in _HEAD_WIDTHS:
-        if getattr(attention, name, None) == group.count * group.width:
+        if getattr(attention, name, None) == together:
             setattr(attention, name, left * group.width)
