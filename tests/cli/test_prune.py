@@ -84,6 +84,24 @@ def test_the_program_that_is_written_is_smaller_and_runs_on_any_batch(
     assert program.module()(torch.zeros(7, 4)).shape == (7, 3)
 
 
+def test_a_change_that_is_not_measurable_is_no_number(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One held-out row does not vary."""
+    few = tmp_path / "few.csv"
+    pd.read_csv(folder / "rows.csv").iloc[:4].to_csv(few, index=False)
+    call = ["prune", "--model", f"{folder / 'nets.py'}:net", "--data", str(few)]
+    call += ["--target", "kind", "--out", str(tmp_path / "few.safetensors"), "--force"]
+
+    assert main([*call, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["measured_change"] is None
+    assert summary["expected_change"] is None
+    assert "not_measurable" in summary["findings"]
+    assert main(call) == 0
+    assert "nan" not in capsys.readouterr().out
+
+
 def test_what_lost_units_and_what_was_left_whole_is_printed(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

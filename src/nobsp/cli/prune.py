@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -338,8 +339,8 @@ def _summarise(pruned: Pruned, out: Path) -> dict[str, Any]:
         "left_whole": {layer.name: layer.reason for layer in pruned.left_whole},
         "parameters": pruned.parameters.ratio,
         "multiplications": pruned.multiplications.ratio,
-        "expected_change": pruned.expected_change if pruned.is_foreseen else None,
-        "measured_change": pruned.measured_change,
+        "expected_change": _known(pruned.expected_change) if pruned.is_foreseen else None,
+        "measured_change": _known(pruned.measured_change),
         "same_class": pruned.same_class,
         "same_class_interval": pruned.same_class_interval,
         "accuracy": pruned.accuracy,
@@ -348,6 +349,11 @@ def _summarise(pruned: Pruned, out: Path) -> dict[str, Any]:
         "notes": describe_findings(pruned.findings) if pruned.findings else [],
         "files": {out.name: str(out)},
     }
+
+
+def _known(number: float) -> float | None:
+    """A number, or None where there is none: JSON has no NaN."""
+    return None if math.isnan(number) else number
 
 
 def _describe(summary: Mapping[str, Any]) -> list[str]:
@@ -364,10 +370,12 @@ def _describe(summary: Mapping[str, Any]) -> list[str]:
         f"{percent(summary['parameters'])} of parameters and {percent(summary['multiplications'])} "
         "of multiplications are left."
     )
-    lines.append(
-        f"On {count(summary['held_out_rows'], 'held-out row')} outputs changed by "
-        f"{percent(summary['measured_change'])} of their variance."
-    )
+    held_out = f"On {count(summary['held_out_rows'], 'held-out row')}"
+    if summary["measured_change"] is None:
+        lines.append(f"{held_out} the change of outputs is not measurable.")
+    else:
+        change = percent(summary["measured_change"])
+        lines.append(f"{held_out} outputs changed by {change} of their variance.")
     if summary["same_class"] is not None:
         low, high = summary["same_class_interval"]
         lines.append(
