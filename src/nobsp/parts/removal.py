@@ -61,29 +61,38 @@ def remove_parts(
         ridge: Strength as a share of the mean diagonal.
     """
     n_parts = len(gram) // width
-    inverse = _inverse(with_ridge(gram, ridge))
-    alive = torch.arange(n_parts)
+    most_at_once = max(1, int(n_parts * _AT_ONCE))
     root = None if metric is None else _root(metric)
+
+    # G⁻¹ and W of the parts that are left, which become smaller as parts go.
+    inverse = _inverse(with_ridge(gram, ridge))
     weight = weight.clone()
+    alive = torch.arange(n_parts)
     order: list[int] = []
     costs: list[float] = []
     while len(alive) > keep:
-        blocks = _diagonal_blocks(inverse, width)
-        unique = _unique(blocks, _measured(weight, root), width)
-        step = min(max(1, int(n_parts * _AT_ONCE)), len(alive) - keep)
-        candidates = unique.argsort()[: max(_CANDIDATES * step, step + 1)].sort().values
-        chosen, prices = _choose(inverse, weight, candidates, step, width, root)
-        order += [int(alive[position]) for position in chosen]
+        n_go = min(most_at_once, len(alive) - keep)
+        unique = _unique(_diagonal_blocks(inverse, width), _measured(weight, root), width)
+        candidates = _weakest(unique, max(_CANDIDATES * n_go, n_go + 1))
+        positions, prices = _choose(inverse, weight, candidates, n_go, width, root)
+        order += alive[positions].tolist()
         costs += prices
 
         gone = torch.zeros(len(alive), dtype=torch.bool)
-        gone[chosen] = True
+        gone[positions] = True
         inverse, weight = _take_over(inverse, weight, gone.repeat_interleave(width))
         alive = alive[~gone]
 
-    full = weight.new_zeros(n_parts, width, weight.shape[1])
-    full[alive] = weight.reshape(len(alive), width, -1)
-    return Removal(alive, full.flatten(0, 1), tuple(order), tuple(costs))
+    n_outputs = weight.shape[1]
+    with_zeros = weight.new_zeros(n_parts, width, n_outputs)
+    with_zeros[alive] = weight.reshape(len(alive), width, n_outputs)
+    return Removal(alive, with_zeros.flatten(0, 1), tuple(order), tuple(costs))
+
+
+def _weakest(unique: Tensor, n_wanted: int) -> Tensor:
+    """Positions of the parts that contribute least, in the order of the parts."""
+    weakest = unique.argsort()[:n_wanted]
+    return weakest.sort().values
 
 
 def columns_of(parts: Tensor, width: int) -> Tensor:
@@ -93,8 +102,10 @@ def columns_of(parts: Tensor, width: int) -> Tensor:
 
 def with_ridge(gram: Tensor, ridge: float) -> Tensor:
     """G with a share of its mean diagonal added to its diagonal."""
+    # Of columns that never vary the mean is nothing, and G would have no inverse.
+    mean_energy = gram.diagonal().mean().clamp_min(1e-30)
     strengthened = gram.clone()
-    strengthened.diagonal().add_(ridge * gram.diagonal().mean().clamp_min(1e-30))
+    strengthened.diagonal().add_(ridge * mean_energy)
     return strengthened
 
 
@@ -112,53 +123,66 @@ def _root(metric: Tensor) -> Tensor:
 
 
 def _measured(weight: Tensor, root: Tensor | None) -> Tensor:
+    """W R, whose squares are what errors cost; W itself where all outputs count alike."""
     return weight if root is None else weight @ root
 
 
 def _diagonal_blocks(inverse: Tensor, width: int) -> Tensor:
     """[G⁻¹]_pp of every part, (parts, width, width)."""
     n_parts = len(inverse) // width
-    blocks = inverse.reshape(n_parts, width, n_parts, width)
-    return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    by_parts = inverse.reshape(n_parts, width, n_parts, width)
+    # Torch puts the diagonal last.
+    diagonal = by_parts.diagonal(dim1=0, dim2=2)
+    return diagonal.permute(2, 0, 1)
 
 
 def _unique(blocks: Tensor, weight: Tensor, width: int) -> Tensor:
     """tr(W_pᵀ ([G⁻¹]_pp)⁻¹ W_p) of every part."""
     parts = weight.reshape(len(blocks), width, -1)
-    energies: Tensor = (parts * torch.linalg.solve(blocks, parts)).sum((1, 2))
+    solved = torch.linalg.solve(blocks, parts)
+    energies: Tensor = (parts * solved).sum((1, 2))
     return energies
 
 
 def _choose(
-    inverse: Tensor, weight: Tensor, candidates: Tensor, step: int, width: int, root: Tensor | None
+    inverse: Tensor, weight: Tensor, candidates: Tensor, n_go: int, width: int, root: Tensor | None
 ) -> tuple[list[int], list[float]]:
     """The next parts to go, one by one, and what each costs.
 
     Only what belongs to the candidates is needed of G⁻¹ and W.
     """
     columns = columns_of(candidates, width)
-    own = inverse[columns][:, columns]
-    parts = _measured(weight[columns], root)
-    numbers = candidates.tolist()
+    own_inverse = inverse[columns][:, columns]
+    own_weight = _measured(weight[columns], root)
+    remaining = candidates.tolist()
     chosen: list[int] = []
     prices: list[float] = []
-    for _ in range(step):
-        unique = _unique(_diagonal_blocks(own, width), parts, width)
+    for _ in range(n_go):
+        unique = _unique(_diagonal_blocks(own_inverse, width), own_weight, width)
         weakest = int(unique.argmin())
-        chosen.append(numbers.pop(weakest))
+        chosen.append(remaining.pop(weakest))
+        # Rounding can make what is nothing negative.
         prices.append(float(unique[weakest].clamp_min(0.0)))
+
         gone = torch.zeros(len(unique), dtype=torch.bool)
         gone[weakest] = True
-        own, parts = _take_over(own, parts, gone.repeat_interleave(width))
+        own_inverse, own_weight = _take_over(own_inverse, own_weight, gone.repeat_interleave(width))
     return chosen, prices
 
 
 def _take_over(inverse: Tensor, weight: Tensor, gone: Tensor) -> tuple[Tensor, Tensor]:
-    """G⁻¹ and W of the columns that stay."""
+    """G⁻¹ and W of the columns that stay, S, when those that are gone, p, are taken out.
+
+    With K = [G⁻¹]_Sp ([G⁻¹]_pp)⁻¹ these are [G⁻¹]_SS − K [G⁻¹]_pS and W_S − K W_p.
+    """
     stays = (~gone).nonzero().squeeze(1)
     goes = gone.nonzero().squeeze(1)
     across = inverse[stays[:, None], goes]
-    share = torch.linalg.solve(inverse[goes[:, None], goes], across.T).T
+    among_gone = inverse[goes[:, None], goes]
+    # K, from the transposed equation: G⁻¹ is symmetric.
+    share = torch.linalg.solve(among_gone, across.T).T
+
     # In place, and one copy only: of the widest layers G⁻¹ takes hundreds of megabytes.
-    remaining = inverse[stays[:, None], stays].addmm_(share, across.T, alpha=-1.0)
-    return remaining, weight[stays] - share @ weight[goes]
+    among_staying = inverse[stays[:, None], stays]
+    among_staying.addmm_(share, across.T, alpha=-1.0)
+    return among_staying, weight[stays] - share @ weight[goes]

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nobsp.parts.groups import Group, is_transposed, n_outputs, weight_of
+from nobsp.parts.groups import Group, is_transposed, n_inputs, n_outputs, weight_of
 from nobsp.parts.removal import columns_of
 
-# What attention layers call their number of heads, and the width of all heads together.
+# What attention layers call their number of heads.
 _HEAD_COUNTS = (
-    *("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead"),
-    *("num_key_value_heads", "num_kv_heads"),
+    "num_heads",
+    "num_attention_heads",
+    "n_heads",
+    "n_head",
+    "heads",
+    "nhead",
+    "num_key_value_heads",
+    "num_kv_heads",
 )
+# What they call the width of all heads together.
 _HEAD_WIDTHS = ("all_head_size", "split_size", "embed_dim", "attn_dim", "inner_dim", "hidden_size")
 
 
@@ -25,6 +33,7 @@ def columns_entering(layer: nn.Module, entering: Tensor) -> Tensor:
     Of a convolution these are all patches.
     """
     if isinstance(layer, nn.Conv1d):
+        # A sequence is an image of one line.
         patches = functional.unfold(
             entering.unsqueeze(2),
             (1, layer.kernel_size[0]),
@@ -70,8 +79,10 @@ def shrink(layers: Mapping[str, nn.Module], group: Group, alive: Tensor) -> None
 
     consumer = layers[group.consumer]
     columns = columns_of(alive, group.width)
+    # Inputs of a part: one channel, all places of a map that was flattened, or a head.
+    inputs_each = n_inputs(consumer) // group.count
     remaining = matrix_of(consumer)[columns]
-    set_matrix(consumer, remaining, inputs=_inputs_left(consumer, group, alive))
+    set_matrix(consumer, remaining, inputs=inputs_each * len(alive))
     if group.of_heads:
         _tell_heads(layers[group.attention], group, len(alive))
 
@@ -84,16 +95,16 @@ def take_over(layers: Mapping[str, nn.Module], group: Group, matrix: Tensor, shi
     consumer = layers[group.consumer]
     set_matrix(consumer, matrix)
     weight = weight_of(consumer)
-    added = shift.to(weight)
-    bias = consumer.bias
-    mean = getattr(layers.get(group.norm), "running_mean", None)
-    if isinstance(bias, Tensor):
-        consumer.bias = _parameter(bias.detach() + added, bias)
-    elif isinstance(mean, Tensor):
-        # What a batch norm subtracts: no new parameter is needed.
-        mean.sub_(added)
+    shift = shift.to(weight)
+    subtracted = getattr(layers.get(group.norm), "running_mean", None)
+    if isinstance(consumer.bias, Tensor):
+        bias = consumer.bias
+        consumer.bias = _parameter(bias.detach() + shift, bias)
+    elif isinstance(subtracted, Tensor):
+        # The batch norm behind it takes the shift on: no new parameter is needed.
+        subtracted.sub_(shift)
     else:
-        consumer.bias = _parameter(added, weight)
+        consumer.bias = _parameter(shift, weight)
 
 
 def _rows_of(producer: nn.Module, group: Group, alive: Tensor) -> Tensor:
@@ -114,27 +125,22 @@ def _rows_of(producer: nn.Module, group: Group, alive: Tensor) -> Tensor:
     return torch.cat([start + within for start in starts])
 
 
-def _inputs_left(consumer: nn.Module, group: Group, alive: Tensor) -> int:
-    """Channels, not columns, that the consumer still reads."""
-    before = int(weight_of(consumer).shape[0 if is_transposed(consumer) else 1])
-    return before // group.count * len(alive)
-
-
 def _parameter(values: Tensor, former: Tensor) -> nn.Parameter:
+    """A parameter in the place of another: on its device, in its precision, frozen if that was."""
     copied = values.to(former).clone(memory_format=torch.contiguous_format)
     return nn.Parameter(copied, requires_grad=former.requires_grad)
 
 
 def _keep_rows(layer: nn.Module, rows: Tensor) -> None:
+    """A layer that makes fewer outputs."""
     weight = weight_of(layer)
     values = weight.detach()
     remaining = values[:, rows] if is_transposed(layer) else values[rows]
     layer.weight = _parameter(remaining, weight)
     if isinstance(layer.bias, Tensor):
-        bias = layer.bias.detach()[rows]
-        layer.bias = _parameter(bias, layer.bias)
-    name = "out_features" if isinstance(layer, nn.Linear) else "out_channels"
-    setattr(layer, "nf" if is_transposed(layer) else name, len(rows))
+        bias = layer.bias
+        layer.bias = _parameter(bias.detach()[rows], bias)
+    _tell_size(layer, "outputs", len(rows))
 
 
 def _keep_channels(layer: nn.Module, alive: Tensor) -> None:
@@ -154,15 +160,25 @@ def set_matrix(layer: nn.Module, matrix: Tensor, *, inputs: int | None = None) -
     """Puts W into a layer that reads so many channels; as many as before by default."""
     weight = weight_of(layer)
     if inputs is None:
-        inputs = int(weight.shape[0 if is_transposed(layer) else 1])
+        inputs = n_inputs(layer)
     if is_transposed(layer):
-        layer.weight = _parameter(matrix, weight)
-        setattr(layer, "nx", inputs)  # noqa: B010 - of a class that is not ours
-        return
-    values = matrix.T.reshape(weight.shape[0], inputs, *weight.shape[2:])
+        values = matrix
+    else:
+        outputs, _, *taps = weight.shape
+        values = matrix.T.reshape(outputs, inputs, *taps)
     layer.weight = _parameter(values, weight)
-    name = "in_features" if isinstance(layer, nn.Linear) else "in_channels"
-    setattr(layer, name, inputs)
+    _tell_size(layer, "inputs", inputs)
+
+
+def _tell_size(layer: nn.Module, side: Literal["inputs", "outputs"], size: int) -> None:
+    """Changes the number of inputs or outputs that a layer remembers."""
+    if is_transposed(layer):
+        names = {"inputs": "nx", "outputs": "nf"}
+    elif isinstance(layer, nn.Linear):
+        names = {"inputs": "in_features", "outputs": "out_features"}
+    else:
+        names = {"inputs": "in_channels", "outputs": "out_channels"}
+    setattr(layer, names[side], size)
 
 
 def _tell_heads(attention: nn.Module, group: Group, left: int) -> None:
