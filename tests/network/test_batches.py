@@ -427,7 +427,7 @@ def test_an_encoded_row_without_a_number_is_named_by_the_callers_column(frame_of
     ages = [30.0, 40.0, float("nan"), 50.0]
     infinite = [30.0, float("inf"), 40.0, 50.0]
 
-    with pytest.raises(ValueError, match=r"missing in row 2, column 'age'"):
+    with pytest.raises(ValueError, match=r"NaN in row 2, column 'age'"):
         read(frame_of({"income": [1.0, 2.0, 3.0, 4.0], "age": ages}), encode=encode_finite)
     with pytest.raises(ValueError, match=r"infinite in row 1, column 'age'"):
         read(frame_of({"age": infinite}), encode=encode_finite)

@@ -5,10 +5,11 @@ Models may be of other libraries, functions, or torch modules of several inputs.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeGuard
@@ -23,7 +24,7 @@ from nobsp._typing import AnyArray, ModelLike, TableLike
 from nobsp.arguments import as_numpy, join_names
 from nobsp.frames import frame_of, match_columns
 from nobsp.models.coded import Coded, Runs, linear
-from nobsp.network.adapted import Adapted, MixedColumnsError, grouping_rows
+from nobsp.network.adapted import Adapted, MixedColumnsError, Recipe, framed, grouping_rows
 from nobsp.network.guest import DispatchMode, device_and_dtype, evaluation_mode, unwrap
 
 _OPENED = "nobsp.as_module(model, rows)"
@@ -70,13 +71,15 @@ def adapt(
 
         return adapt_session(model)
 
+    if layout is None:
+        X = _in_the_models_order(model, X)
     coded = _coding_of(X, layout)
     if library in _TREE_LIBRARIES or hasattr(model, "get_params"):
         is_whole = layout is not None and bool(layout.get("whole"))
         estimator = _adapt_estimator(model, X, coded, is_whole=is_whole)
         if estimator is not None:
             return estimator
-    return _adapt_callable(model, coded)
+    return _adapt_callable(model, X, coded)
 
 
 def _adapt_skorch(model: ModelLike, X: TableLike, layout: Mapping[str, Any] | None) -> Adapted:
@@ -118,6 +121,32 @@ def _adapt_estimator(
     return estimator
 
 
+def _in_the_models_order(model: ModelLike, X: TableLike) -> TableLike:
+    """A frame with its columns in the order that an estimator or a booster has them in.
+
+    Codes of names go by the position of their column.
+    """
+    try:
+        frame = None if X is None else frame_of(X)
+    except nw.exceptions.DuplicateError:
+        return X  # which is said where rows are read
+    known = _names_with_spaces(_stated_names(model), X)
+    if frame is None or known is None or sorted(known) != sorted(map(str, frame.columns)):
+        return X  # whatever is missing, or was not expected, is said where rows are read
+    return match_columns(frame, argument="X", columns=known).to_native()
+
+
+def _stated_names(model: ModelLike) -> tuple[str, ...] | None:
+    """What a model calls its columns; None where it does not say."""
+    # A method stands for its estimator, if that was fitted on a frame.
+    names = getattr(getattr(model, "__self__", model), "feature_names_in_", None)
+    for attribute in ("feature_names_", "feature_names", "feature_name"):
+        if names is None and type(model).__module__.partition(".")[0] in _TREE_LIBRARIES:
+            names = getattr(model, attribute, None)
+    names = names() if callable(names) else names
+    return None if names is None else tuple(str(name) for name in names)
+
+
 def _names_with_spaces(names: tuple[str, ...] | None, X: TableLike) -> tuple[str, ...] | None:
     """The names of a model's columns as the rows have them.
 
@@ -130,14 +159,26 @@ def _names_with_spaces(names: tuple[str, ...] | None, X: TableLike) -> tuple[str
     return tuple(written[name] for name in names) if set(names) <= written.keys() else names
 
 
-def _adapt_callable(model: ModelLike, coded: Coded | None) -> Adapted:
+def _adapt_callable(model: ModelLike, X: TableLike, coded: Coded | None) -> Adapted:
     """A function from rows to numbers."""
     if not callable(model):
         raise TypeError(_refusal(model))
     _require_one_argument(model)
-    if coded is None:
+    # A method of an estimator that was fitted on a frame takes the same columns by name.
+    names = None
+    if hasattr(model, "__self__") and importlib.util.find_spec("pandas") is not None:
+        names = _names_with_spaces(_stated_names(model), X)
+    if coded is not None:
+        function = Runs(lambda x: model(coded.back(x)))
+        return Adapted(function, encode=coded, layout=coded.layout, feature_names=names)
+    if names is None:
         return Adapted(Runs(model))
-    return Adapted(Runs(lambda x: model(coded.back(x))), encode=coded, layout=coded.layout)
+    return Adapted(Runs(Recipe(_asked_by_name, model, names)), feature_names=names)
+
+
+def _asked_by_name(model: ModelLike, names: Sequence[str]) -> Callable[[AnyArray], Any]:
+    """The method of an estimator, which is given frames."""
+    return lambda x: model(framed(x, names))
 
 
 def _require_one_argument(function: Any) -> None:

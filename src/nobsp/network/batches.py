@@ -579,9 +579,10 @@ def _gap(table: _Table, row: int) -> tuple[str, str | int] | None:
     for column in range(table.columns):
         value = frame.item(0, column) if is_frame else native[0, column]
         name = column if table.names is None else table.names[column]
+        is_number = isinstance(value, float | np.floating)
         if is_missing(value):
-            return "missing", name
-        if isinstance(value, float | np.floating) and math.isinf(value):
+            return "NaN" if is_number else "missing", name
+        if is_number and math.isinf(value):
             return "infinite", name
     return None
 
