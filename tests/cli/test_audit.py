@@ -524,6 +524,10 @@ def test_decisions_about_one_of_several_classes_are_applied_to_its_column(
     done = nobsp(*given, "--model", kinds / "kinds.pt2", "--budget", 3, "--out", tmp_path / "out")
     assert done.code == 0, done.err
     wrong = {"7, owl": "relabel", "50, is a cat": "relabel", "90, is a cat": "drop"}
+    suggested = nobsp(
+        *given, "--apply", tmp_path / "out" / "audit.csv", "--json", "--out", tmp_path / "suggested"
+    )
+    assert json.loads(suggested.out)["relabelled"] == 3
     decisions = ticked(
         told_in(tmp_path / "out" / "report.html"), tmp_path / "decisions.json", wrong
     )
@@ -668,3 +672,46 @@ def test_labels_of_several_classes_come_as_a_table(nobsp: Run, kinds: Path, tmp_
     }
     labels[:-1].to_csv(tmp_path / "labels.csv", index=False)
     assert "119 lines for 120 rows" in nobsp(*words, "--out", tmp_path / "other").err
+
+
+def test_an_audit_is_applied_as_it_suggests(nobsp: Run, kinds: Path, tmp_path: Path) -> None:
+    before = pd.read_csv(kinds / "kinds.csv")
+    given = ["audit", "--data", kinds / "kinds.csv", "--target", "kind"]
+    asking = [*asked(kinds, "kinds.csv", "kind"), "--output-names", *NAMES]
+    nobsp(*asking, "--out", tmp_path / "out")
+    suspects = [
+        line
+        for line in lines_of(tmp_path / "out" / "audit.csv")
+        if line["is_label_issue"] == "True"
+    ]
+    assert len(suspects) == 2
+
+    done = nobsp(*given, "--apply", tmp_path / "out" / "audit.csv", "--out", tmp_path / "cleaned")
+
+    assert done.code == 0, done.err
+    for line in suspects:
+        before.loc[int(line["row"]), "kind"] = line["suggested"]
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "cleaned" / "cleaned.csv"), before)
+
+
+def test_an_audit_of_images_is_applied_by_their_files(nobsp: Run, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name in ("up/a.png", "down/c.png"):
+        (tmp_path / "scans" / name).parent.mkdir(parents=True, exist_ok=True)
+        image.new("L", (4, 4)).save(tmp_path / "scans" / name)
+    file = str(tmp_path / "scans" / "up" / "a.png")
+    found = {
+        "image": [file, str(tmp_path / "scans" / "down" / "c.png")],
+        "row": [1, 0],
+        "label": ["up", "down"],
+        "suggested": ["down", "down"],
+        "is_label_issue": [True, False],
+    }
+    pd.DataFrame(found).to_csv(tmp_path / "audit.csv", index=False)
+
+    words = ["--images", tmp_path / "scans", "--apply", tmp_path / "audit.csv"]
+    done = nobsp("audit", *words, "--out", tmp_path / "out")
+
+    assert done.code == 0, done.err
+    labels = {line["image"]: line["label"] for line in lines_of(tmp_path / "out" / "cleaned.csv")}
+    assert labels[file] == "down"

@@ -73,8 +73,8 @@ class AuditOptions:
     influence: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 4
     """How many rows that speak for a prediction, and how many against it, to show; 0 for none."""
     apply: Path | None = None
-    """Decisions saved from the report (CSV or JSON): writes the table, or the list of images, after
-    them; no --model is needed."""
+    """Decisions saved from the report (CSV or JSON), or audit.csv, whose suggestions are all taken:
+    writes the table, or the list of images, after them; no --model is needed."""
 
     def name_classes(self, labels: ArrayLike) -> AuditOptions:
         """The same options, with several classes named after the columns of their labels.
@@ -547,7 +547,9 @@ class _LabelledRows:
     @cached_property
     def positions(self) -> dict[str, int]:
         """Where each row is, by its name."""
-        return {name: row for row, name in enumerate(self.names)}
+        # Decisions have the names of images, and audit.csv has their files.
+        files = self.columns.get("image", []) if self.key == "name" else []
+        return {name: row for names in (files, self.names) for row, name in enumerate(names)}
 
 
 class _Change(NamedTuple):
@@ -672,12 +674,45 @@ def _read_decisions(path: Path | None) -> list[dict[str, Any]]:
                 decisions = list(csv.DictReader(file, strict=True))
         if not isinstance(decisions, list):
             raise ValueError("it holds no list")
+        if _is_audit(decisions):
+            decisions = _decisions_of_audit(decisions)
         for decision in decisions:
             _require_decision(decision)
     except (ValueError, csv.Error) as failure:
         raise UsageError(
-            f"--apply {path} is not a file of decisions as the report saves it: {failure}."
+            f"--apply {path} is not a file of decisions as the report saves it, nor an audit.csv: "
+            f"{failure}."
         ) from failure
+    return list(decisions)
+
+
+def _is_audit(lines: Sequence[Any]) -> bool:
+    """Whether these are lines of audit.csv, perhaps some of them."""
+    known = ("row", "label", "suggested", "is_label_issue")
+    return bool(lines) and all(
+        isinstance(line, dict) and all(line.get(name) is not None for name in known)
+        for line in lines
+    )
+
+
+def _decisions_of_audit(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """To relabel all that is suspected, as it is suggested."""
+    decisions = []
+    for line in lines:
+        if line["is_label_issue"] != "True":
+            continue
+        row_name = line.get("image") or line["row"]
+        output = line.get("output")
+        decisions.append(
+            {
+                "decision": "relabel",
+                "row": line["row"],
+                "name": f"{row_name}, {output}" if output else row_name,
+                "output": output,
+                "given_label": line["label"],
+                "new_label": line["suggested"],
+            }
+        )
     return decisions
 
 

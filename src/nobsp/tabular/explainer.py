@@ -830,8 +830,8 @@ class NObSP(Explainer):
         rows = self.sample_ if X is None and is_kept else X
         if rows is None:
             raise ValueError(
-                "X is needed: pass rows of the kind that was calibrated on. The explainer does not "
-                "keep your table."
+                "X is needed: pass rows of the kind that was calibrated on, as in "
+                "fewest_features(X=rows). The explainer does not keep your table."
             )
         rows = self._fitted.without_group_column(rows)
         predictions = self._explain(rows).predictions
