@@ -440,3 +440,17 @@ def test_a_function_that_returns_probabilities_is_told_what_is_explained() -> No
     ]
     assert "log_probabilities" in codes[0]
     assert "log_probabilities" not in codes[1]
+
+
+def test_numbers_that_are_texts_are_named() -> None:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    age = np.random.default_rng(0).integers(18, 80, 200)
+    pd = pytest.importorskip("pandas")
+    table = pd.DataFrame({"age": age, "code": age % 5})
+    model = HistGradientBoostingRegressor(max_iter=5).fit(table, age)
+
+    noted = NObSP(model, interactions=0).fit(table.astype(str)).health().findings
+    assert [f.subject for f in noted if f.code == "numbers_as_text"] == ["age"]
+
+    assert "numbers_as_text" not in codes(NObSP(model, interactions=0).fit(table))

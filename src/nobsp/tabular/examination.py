@@ -49,6 +49,8 @@ LOW_SHARE = 0.8
 _SAME_RANKS = 0.995
 # Rows below which correlations say nothing.
 _FEWEST_COMPARED_ROWS = 10
+# Different texts from which on those that all read as numbers are taken for amounts, not for codes.
+_FEWEST_AMOUNTS = 20
 # Most values of features that are compared one to one: of many different values all are one-to-one.
 _MOST_VALUES = 64
 # A feature whose terms vary by less than this share of the outputs does nothing: the rest is
@@ -165,7 +167,7 @@ def _scatter(fit: RegressionFit) -> tuple[float, ...]:
 
 def _notes(setting: Setting, terms: FittedTerms, meter: Meter) -> list[Finding]:
     """What was done otherwise than a reader may expect."""
-    notes: list[Finding] = []
+    notes = _numbers_as_text(setting)
 
     def note(code: str, message: str, subject: str = "") -> None:
         notes.append(Finding("note", code, subject, message))
@@ -242,6 +244,30 @@ def _groups_in_words(groups: Codes, sample: Sample) -> str:
             "these, which would have joined most groups."
         )
     return message
+
+
+def _numbers_as_text(setting: Setting) -> list[Finding]:
+    """Columns of texts that all read as numbers."""
+    message = (
+        "Holds texts that all read as numbers, and is explained as a category, level by level. "
+        "Convert it to numbers if it stands for amounts."
+    )
+    return [
+        Finding("note", "numbers_as_text", name, message)
+        for feature, name in enumerate(setting.names)
+        if _are_numbers(setting.columns.texts(feature))
+    ]
+
+
+def _are_numbers(texts: Sequence[object]) -> bool:
+    """Whether texts are more than codes: many that differ, all of which read as numbers."""
+    written = [text for text in texts if isinstance(text, str)]
+    if len(written) < _FEWEST_AMOUNTS:
+        return False
+    try:
+        return bool(np.isfinite(np.array(written, dtype=np.float64)).all())
+    except ValueError:
+        return False
 
 
 def _list_thinned(thresholds: Mapping[int, tuple[int, int]], names: Sequence[str]) -> str:
