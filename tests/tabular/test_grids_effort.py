@@ -80,6 +80,32 @@ def test_terms_without_tables_keep_to_the_limit() -> None:
     assert model.rows <= 15_000
 
 
+@pytest.mark.parametrize("limit", [5_000, 8_000, 20_000])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"features": {"group": [1, 2], "a": [0], "d": [3], "e": [4], "f": [5]}},
+        {"features": {"g": [1, 2], "h": [0, 3], "e": [4], "f": [5]}, "interactions": 0},
+        {"interactions": [("x1", "x2")]},
+    ],
+)
+def test_groups_and_named_pairs_fit_into_a_limit(options: Any, limit: int) -> None:
+    model = Counted()
+    rows = np.random.default_rng(2).normal(size=(1000, 6))
+    explainer = NObSP(model, **options, max_forward_rows=limit).fit(rows)
+
+    assert model.rows <= limit
+    assert fresh_share(explainer) > 0.5
+
+
+def test_a_named_triple_fits_into_a_limit() -> None:
+    model = Counted()
+    explainer = NObSP(model, interactions=[("x1", "x2", "x3")], max_forward_rows=20_000).fit(X)
+
+    assert model.rows <= 20_000
+    assert ("x1", "x2", "x3") in explainer.terms_
+
+
 def test_too_few_rows_for_the_features_is_an_error() -> None:
     with pytest.raises(ValueError, match="max_forward_rows=300"):
         NObSP(Counted(), max_forward_rows=300).fit(X)
@@ -92,7 +118,7 @@ def test_a_limit_must_be_a_whole_number(limit: object) -> None:
 
 
 def test_background_rows_are_saved_before_knots() -> None:
-    costs = Costs(sample=500, direct=0, knots=300, background=32, screen=0)
+    costs = Costs(sample=500, direct_runs=0, knots=300, background=32, screen=0)
 
     plan = plan_spending(costs, 6_000)
 

@@ -288,9 +288,8 @@ def _plan_and_run_sample(
 
     sample = setting.sample(represent, most_rows).in_canonical_order()
     if meter.limit is not None:
-        share = len(sample) / max(costs.sample, 1)
         # For terms without tables, whose rows the regression reads after all tables were made.
-        meter.reserve(int(costs.direct * min(share, 1.0)))
+        meter.reserve(costs.direct_for(len(sample)))
     if setting.adapted.forest is None and meter.is_timed:
         announce(announcement(*costs.rest(meter.left), meter.seconds_per_row))
     return effort, sample

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -702,6 +703,8 @@ PROBING_CALLS = 6
 _SAMPLE_SHARE = 0.25
 _MAINS_SHARE = 0.5
 _SCREEN_SHARE = 0.2
+# Of fewer rows, features may have a few knots more.
+_KNOTS_MARGIN = 1.1
 # Grids of pairs leave some rows for knots where single features bend.
 PAIRS_SHARE = 0.8
 # Fewer background rows than this tell little: after that, knots are saved.
@@ -787,11 +790,29 @@ class Costs:
     """Forward rows that a calibration takes at least."""
 
     sample: int  # the calibration rows themselves
-    direct: int  # terms that run through the model row by row
+    direct_runs: int  # how often a row runs for terms without a table, background rows counted
     knots: int  # of all features, before refinement
     background: int  # rows that each knot is averaged over
     screen: int  # of all pairs
     grids: int = 0  # of as many pairs as are tested at most; not among those that it takes at least
+
+    @property
+    def direct(self) -> int:
+        """Terms that run through the model row by row."""
+        return self.direct_for(self.sample)
+
+    def direct_for(self, rows: int) -> int:
+        """The same for so many calibration rows: directions, the regression, and importances.
+
+        Importances are those of the baseline, too.
+        """
+        runs = min(rows, SOME_ROWS) + min(rows, DIRECT_ROWS) + min(rows, MEASURED_DIRECTLY) + 1
+        return self.direct_runs * runs
+
+    def rows_for(self, limit: int) -> int:
+        """How many calibration rows so many forward rows pay for, terms without tables included."""
+        numbers = range(self.sample + 1)
+        return bisect_right(numbers, limit, key=lambda rows: rows + self.direct_for(rows)) - 1
 
     @property
     def total(self) -> int:
@@ -822,16 +843,15 @@ def plan_spending(costs: Costs, left: float) -> Plan | None:
     """
     if costs.total <= left:
         return None
-    rows = int(left * _SAMPLE_SHARE)
-    per_row = 1 + costs.direct / max(costs.sample, 1)
-    sample = max(min(costs.sample, int(rows / per_row)), 2)
-    rest = left - sample * per_row
-    for_mains = rest * (_MAINS_SHARE if costs.screen else 1.0)
-    background = int(for_mains // max(costs.knots, 1))
+    sample = max(costs.rows_for(int(left * _SAMPLE_SHARE)), 2)
+    rest = left - sample - costs.direct_for(sample)
+    for_mains = rest * (_MAINS_SHARE if costs.screen or costs.grids else 1.0)
+    knots = _KNOTS_MARGIN * costs.knots + 1  # and the mean over the background itself
+    background = int(for_mains // knots)
     background = min(
         max(background, min(FEWEST_LIMITED_BACKGROUND, costs.background)), costs.background
     )
-    share = min(for_mains / max(costs.knots * background, 1), 1.0)
+    share = min(for_mains / (knots * background), 1.0)
     return Plan(
         sample=sample,
         background=background,
@@ -980,6 +1000,10 @@ class Effort:
         knots = max(rows // min(background, USUAL_BACKGROUND), fewest_knots)
         return replace(self, background=background, most_knots=min(self.most_knots, knots))
 
+    def coarser_triples(self) -> Effort:
+        """This effort with about half of the nodes of a triple's grid."""
+        return replace(self, triple_quantiles=self.triple_quantiles // 2)
+
     def coarser_pairs(self) -> Effort:
         """This effort with about a third of the nodes of a pair's grid."""
         return replace(
@@ -1089,7 +1113,8 @@ def least_costs(
         most_pairs = effort.most_pairs if interactions is None else len(named)
     return Costs(
         sample=chunk.count,
-        direct=direct_rows(_count_direct_runs(domains, named), chunk.count, background=background),
+        direct_runs=_count_direct_runs(domains, named)
+        * min(DIRECT_BACKGROUND, background, chunk.count),
         knots=sum(len(first_points(domain, chunk, effort)) for domain in tabulated),
         background=min(effort.background, background, chunk.count),
         screen=_screening_rows(tabulated, chunk, effort, background) if are_screened else 0,
@@ -1125,11 +1150,3 @@ def _screening_rows(
     sizes = [len(screen_points(domain, chunk, effort.screen_lines)) for domain in tabulated]
     rows = count_pair_nodes(sizes) * min(effort.screen_background, background)
     return rows if rows <= effort.screen_budget else 0
-
-
-def direct_rows(terms: int, rows: int, *, background: int) -> int:
-    """Forward rows of terms without a table, for directions, the regression and importances."""
-    per_background_row = (
-        min(rows, SOME_ROWS) + min(rows, DIRECT_ROWS) + min(rows, MEASURED_DIRECTLY)
-    )
-    return terms * min(DIRECT_BACKGROUND, background, rows) * per_background_row

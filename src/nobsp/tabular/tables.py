@@ -131,6 +131,8 @@ def share_steps(
 _FEW_ROWS = 4
 # Fewest background rows of pairs where forward rows are limited: after that, lines are saved.
 _FEWEST_ROWS_OF_PAIRS = 4
+# The same of triples: with fewer, lines are saved too.
+_FEWEST_ROWS_OF_TRIPLES = 2
 # Lines that the side of a number is taken to have before its grid is made.
 _USUAL_LINES = 32
 # Evenly spaced lines of a triple's side: its ends and its middle.
@@ -258,9 +260,18 @@ class TableMaker:
         if not triples:
             return tables
 
-        lines = self._triple_lines(tables, triples)
+        lines = self._triple_lines(tables, triples, self.effort)
         small = [term for term in triples if count_nodes(lines.points, term) <= MOST_TRIPLE_NODES]
-        tabulator = self.backgrounds.of_rows(self.effort.triple_background)
+        background = min(self.effort.triple_background, self.backgrounds.most)
+        nodes = sum(count_nodes(lines.points, term) for term in small)
+        if nodes * background > self.meter.left:
+            self.meter.reduced = True
+            if nodes * _FEWEST_ROWS_OF_TRIPLES > self.meter.left:
+                lines = self._triple_lines(tables, triples, self.effort.coarser_triples())
+                nodes = sum(count_nodes(lines.points, term) for term in small)
+            affordable = max(int(self.meter.left // nodes), 1)
+            background = min(affordable, background)
+        tabulator = self.backgrounds.of_rows(background)
         grids = self._run_grids(tabulator, small, lines)
         return replace(tables, triple_lines=lines, triples=tuple(grids))
 
@@ -320,13 +331,13 @@ class TableMaker:
             reach=PAIR_REACH,
         )
 
-    def _triple_lines(self, tables: Tables, triples: Sequence[Subset]) -> Lines:
+    def _triple_lines(self, tables: Tables, triples: Sequence[Subset], effort: Effort) -> Lines:
         """Grid lines of the features of some triples."""
         points = self._grid_points(
             tables,
             sorted({k for term in triples for k in term}),
             TRIPLE_ROOM,
-            quantiles=self.effort.triple_quantiles,
+            quantiles=effort.triple_quantiles,
             even=_EVEN_LINES_OF_TRIPLES,
             reach=TRIPLE_REACH,
         )
