@@ -184,3 +184,9 @@ def test_findings_are_cut_short_and_counted() -> None:
 def test_a_curve_without_points_is_no_curve() -> None:
     assert notebook.small_curve(np.full(3, np.nan), np.zeros(3)) == ""
     assert notebook.small_curve(np.zeros(3), np.zeros(3)) == ""
+
+
+def test_bars_give_way_on_a_narrow_screen(explainer: nobsp.NObSP) -> None:
+    shown = explainer._repr_html_()
+    assert "width:140px" not in shown
+    assert "width:min(140px,18vw)" in shown

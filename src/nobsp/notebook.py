@@ -11,7 +11,9 @@ import html
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,9 +25,13 @@ FOR, AGAINST, NEUTRAL = "#e8590c", "#1f7fd1", "#8a8f98"
 _SEVERITIES = {"error": "#d6336c", "warning": "#e8590c", "note": NEUTRAL}
 # Findings shown before the rest is only counted.
 MOST_FINDINGS = 4
+# What findings say is changed by this: whoever writes a page may name arguments in other words.
+_wording: ContextVar[Callable[[str], str]] = ContextVar("wording", default=str)
 # Pixels of a small curve and of a bar.
 _CURVE_WIDTH, _CURVE_HEIGHT = 90, 22
 _BAR_WIDTH = 140
+# What a bar may take of a narrow screen.
+_BAR_SPACE = f"min({_BAR_WIDTH}px,18vw)"
 # The shorter side of a picture, in pixels of the screen.
 _PICTURE_SIDE = 84
 
@@ -77,7 +83,7 @@ def share_bar(share: float, text: str) -> str:
     width = 100 * min(max(share, 0.0), 1.0) if np.isfinite(share) else 0.0
     return (
         "<div style='display:flex;align-items:center;gap:.6em;margin:.2em 0'>"
-        f"<span style='display:inline-block;width:{_BAR_WIDTH}px;height:.55em;border-radius:3px;"
+        f"<span style='display:inline-block;width:{_BAR_SPACE};height:.55em;border-radius:3px;"
         "background:rgba(128,128,128,.25)'>"
         f"<span style='display:block;width:{width:.1f}%;height:100%;border-radius:3px;"
         "background:#12a37f'></span></span>"
@@ -100,14 +106,14 @@ def bars(lines: Sequence[Bar], *, heading: str) -> str:
 
 def _bar_row(bar: Bar, largest: float) -> str:
     known = bool(np.isfinite(bar.value))
-    width = _BAR_WIDTH * abs(bar.value) / largest if known else 0.0
+    width = 100 * abs(bar.value) / largest if known else 0.0
     colour = bar.colour or (FOR if bar.value >= 0 else AGAINST)
     cell = "padding:1px 8px;border:none;background:none"
     return (
         "<tr style='background:none'>"
         f"<td style='{cell};text-align:left'>{html.escape(bar.name)}</td>"
-        f"<td style='{cell}'><span style='display:block;width:{_BAR_WIDTH}px'>"
-        f"<span style='display:block;width:{width:.0f}px;height:.6em;border-radius:2px;"
+        f"<td style='{cell}'><span style='display:block;width:{_BAR_SPACE}'>"
+        f"<span style='display:block;width:{width:.1f}%;height:.6em;border-radius:2px;"
         f"background:{colour}'></span></span></td>"
         f"<td style='{cell};text-align:right'>{write_number(bar.value) if known else '–'}</td>"
         f"<td style='{cell};white-space:nowrap'>{bar.beside}</td></tr>"
@@ -161,13 +167,29 @@ def _finding(finding: FindingLike) -> str:
 
 
 def with_code(text: str) -> str:
-    """A text as HTML, with what stands between backticks as code.
+    """A text as HTML, with what stands between backticks as code, in the words asked for.
 
     Example:
         >>> with_code("`far` < 3")
         '<code>far</code> &lt; 3'
     """
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(_wording.get()(text)))
+
+
+@contextmanager
+def worded(words: Callable[[str], str]) -> Iterator[None]:
+    """Findings in other words as long as it is open, such as those of the command line.
+
+    Example:
+        >>> with worded(lambda text: text.replace("ridge=1", "--ridge 1")):
+        ...     with_code("try ridge=1")
+        'try --ridge 1'
+    """
+    token = _wording.set(words)
+    try:
+        yield
+    finally:
+        _wording.reset(token)
 
 
 def gallery(pictures: Iterable[str]) -> str:

@@ -173,7 +173,7 @@ def test_rows_outside_the_range_are_one_note_with_a_count(
     written = pd.read_parquet(tmp_path / "out" / "contributions.parquet")
     assert written.index[written["outside"]].tolist() == [3, 7, 9]
     words = nobsp("explain", *options, *FAST, "--no-report", "--out", tmp_path / "again").out
-    assert words.count("flagged in `outside`") == 1
+    assert words.count("flagged in the column `outside`") == 1
 
 
 def _write_correlated(folder: Path) -> tuple[Path, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 
 from nobsp.cli.wording import in_options
+from nobsp.notebook import with_code
 from tests.cli.test_explain import Run
 
 PRODUCTS = """
@@ -26,11 +28,23 @@ def products(rows):
         ("as interactions=0 fits none", "--interactions 0"),
         ("max_forward_rows=2,000 is too few", "--max-forward-rows 2000"),
         ("use NObSP(batch_size=64)", "--batch-size 64"),
+        ("fit with interactions=[..., ('a', 'b c')].", "--interactions 'a:b c'"),
+        ("Fit all with the same interactions=[...] to", "the same --interactions to"),
+        ("as one feature (NObSP.suggest_features), or", "--groups NAME"),
+        ("choose another layer=.", "choose another --layer."),
+        ("An earlier layer= gives better maps", "An earlier --layer gives"),
+        ("Pass points=8 for numbers", "Pass --points 8"),
+        ('more images, or coefficients="head".', "--coefficients head."),
+        ("pass more rows, or a larger held_out.", "a larger --held-out."),
     ],
 )
 def test_arguments_become_options(said: str, option: str) -> None:
     assert option in in_options(said)
-    assert "=" not in in_options(said)
+    assert "=" not in in_options(said).replace("NAME=COLUMN", "")
+
+
+def test_a_name_that_looks_like_the_end_of_a_list_changes_nothing() -> None:
+    assert "a)]" in in_options("fit with interactions=[..., ('a)]', 'b')].")
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
@@ -47,12 +61,21 @@ def test_findings_name_options_and_groups_are_confirmed(
         "explain",
         *("--model", f"{tmp_path / 'made.py'}:factory"),
         *("--data", tmp_path / "rows.csv", "--groups", "customer", "--interactions", "1"),
-        *("--out", tmp_path / "out", "--no-report", *form),
+        *("--out", tmp_path / "out", *form),
     )
 
     assert done.code == 0, done.err
     assert "interactions=" not in done.out
     assert "--interactions 1" in done.out
     assert "60 groups" in done.out
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    told = " ".join(re.findall(r'class="finding .*?</p>', page, re.DOTALL))
+    assert "interactions=" not in told
+    assert "--interactions 1" in told
     if form:
         assert "groups" in {finding["code"] for finding in json.loads(done.out)["health"]}
+
+
+def test_pages_of_the_library_keep_its_own_words(nobsp: Run, tmp_path: Path) -> None:
+    nobsp("version")
+    assert with_code("as interactions=1 fits no more") == "as interactions=1 fits no more"

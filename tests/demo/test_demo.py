@@ -45,6 +45,20 @@ def test_the_networks_of_the_demo_are_good_enough_to_look_at(demo: Any) -> None:
     assert digits > 97
 
 
+def test_the_first_page_has_the_importances_of_the_page_it_leads_to(
+    demo: Any, browser: Any
+) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(PAGE_PATIENCE)
+    page.goto((demo.folder / "index.html").as_uri())
+    here = page.locator(".bars th").all_inner_texts()
+    page.goto((demo.folder / room.PAGES[2]).as_uri())
+    page.wait_for_selector("#strongest li")
+    there = page.locator("#strongest .name").all_inner_texts()
+    page.close()
+    assert here == there[: len(here)]
+
+
 def test_every_page_opens_without_a_complaint_or_a_request(demo: Any, browser: Any) -> None:
     heard: list[str] = []
     page = browser.new_page(viewport={"width": 400, "height": 800})

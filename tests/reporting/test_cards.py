@@ -318,6 +318,22 @@ def test_endings_and_single_checks(tmp_path):
     assert "nan" not in text.lower().replace("finance", "")
 
 
+def test_numbers_below_a_curve_stay_whole_beside_a_long_name(browser, tmp_path):
+    name = "a_very_long_name_of_a_feature_without_any_space_that_goes_on_and_on"
+    X = np.random.default_rng(0).normal(size=(100, 2))
+    explainer = nobsp.NObSP(lambda X: X[:, 0] ** 2, features=[name, "other"], interactions=0).fit(X)
+    path = nobsp.card(explainer, X, tmp_path / "card.html")
+    page = browser.new_page(viewport={"width": 400, "height": 800})
+    page.goto(path.as_uri())
+    heights = page.evaluate(
+        "[...document.querySelectorAll('.ends span')].map(e => e.getBoundingClientRect().height)"
+    )
+    width = page.evaluate("document.documentElement.scrollWidth")
+    page.close()
+    assert max(heights) < 30
+    assert width <= 400
+
+
 def test_outputs_are_named_where_there_are_several(tmp_path):
     def scores(X):
         return np.column_stack([model(X), -model(X)])

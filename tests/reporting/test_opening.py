@@ -180,7 +180,8 @@ def test_the_page_fits_a_telephone(show, any_page):
             left >= 0 and right <= 400 and height < 45 for left, right, height in bar
         )  # whole, and on one line
         broken = page.evaluate(
-            "[...document.querySelectorAll('.found figcaption > *, .values td, .values th')].filter(e =>"
+            "[...document.querySelectorAll("
+            "'.found figcaption > *, .values td, .values th, #row-table th:not(:first-child) button')].filter(e =>"
             " e.checkVisibility() && /^[\\w.,]+$/.test(e.innerText) && e.getClientRects().length === 1 &&"
             " (() => { const r = document.createRange(); r.selectNodeContents(e);"
             " return new Set([...r.getClientRects()].map(b => Math.round(b.top))).size > 1; })()).map(e => e.innerText)"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -30,6 +31,34 @@ def test_the_first_screen_leads_with_held_out_r2(show, mixed, mixed_page):
     assert "main effects" in ledger
     assert "interactions" in ledger
     assert "left over" in ledger
+
+
+@pytest.mark.parametrize(("error", "told"), [(0.0004, False), (0.002, True)])
+def test_an_error_that_three_decimals_show_as_zero_is_left_out(
+    show, classes, tmp_path, error, told
+):
+    state = replace(classes.explainer.health(), held_out=True, edited=(), scatter=(error,) * 3)
+    functions = replace(classes.explainer.functions_, state=state)
+    path = report(replace(classes.explanation, explainer=functions), tmp_path / "page.html")
+    words = show(path).page.inner_text("#share-words")
+    assert "held-out R²" in words
+    assert ("± 0.002" in words) is told
+    assert "± 0.000" not in words
+
+
+def test_a_long_name_has_the_line_and_its_number_goes_below(show, tmp_path):
+    name = "the size of the flat without its balcony"
+    X = pd.DataFrame(np.random.default_rng(0).normal(size=(200, 2)), columns=[name, "sun"])
+    explainer = NObSP(lambda rows: rows[:, 0] * rows[:, 1], interactions=1).fit(X)
+    page = show(
+        report(explainer(X), tmp_path / "page.html"), viewport={"width": 400, "height": 800}
+    ).page
+    heading = page.locator(".card h3", has_text=name).first
+    cut, lines = heading.locator(".name").evaluate(
+        "e => [e.scrollHeight > e.clientHeight + 1, e.getBoundingClientRect().height / 24]"
+    )
+    assert not cut
+    assert lines < 2.5
 
 
 @pytest.mark.parametrize(

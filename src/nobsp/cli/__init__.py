@@ -36,6 +36,8 @@ from nobsp.cli.options import (
     require_report,
     write_folder,
 )
+from nobsp.cli.wording import in_options
+from nobsp.notebook import worded
 
 __all__ = ["main"]
 
@@ -92,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ),
                 console,
             )
-            with console.note_warnings():
+            with console.note_warnings(), worded(in_options):
                 command(*bound.args, **bound.kwargs)
             sys.stdout.flush()
             return SUCCESS

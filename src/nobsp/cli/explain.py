@@ -564,7 +564,8 @@ def _share(output: Mapping[str, Any], what: str) -> str:
     """A share of one output; held-out R² with its standard error."""
     share = f"{output[what]:.3f}"
     error = output.get("standard_error") if what == "explained" else None
-    return share if error is None else f"{share} ± {error:.3f}"
+    is_told = error is not None and f"{error:.3f}" != "0.000"
+    return f"{share} ± {error:.3f}" if is_told else share
 
 
 def _list(texts: Sequence[str]) -> str:

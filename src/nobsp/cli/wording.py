@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
 from typing import Any
+
+
+def _name_terms(advice: re.Match[str]) -> str:
+    """Features of an interaction as the option takes them, quoted where a shell would break them."""
+    try:
+        names = ast.literal_eval(advice[1])
+    except (SyntaxError, ValueError):  # of a name that looks like the end of the list
+        return advice[0]
+    return f"--interactions {shlex.quote(':'.join(names))}"
+
 
 # What the library says, and what does the same here; the longer ones first.
 _OPTIONS = (
     (r"Name the clusters with fit\(X, groups=\.\.\.\)", "Name their column with --groups"),
     (r"fit\(X, groups=[^)]*\)", "--groups COLUMN"),
+    (r"NObSP\.suggest_features", "--groups NAME=COLUMN,COLUMN"),
+    (r"Fit all with the same interactions=\[\.\.\.\]", "Fit all with the same --interactions"),
+    (r"interactions=\[\.\.\., (\(.+?\))\]", _name_terms),
     (r"interactions=\[…\]", "--interactions FIRST:SECOND"),
     (r"interactions=\[\(?'([^']+)', '([^']+)'\)?\]", r"--interactions \1:\2"),
     (r'interactions="auto"', "--interactions auto"),
@@ -18,6 +33,20 @@ _OPTIONS = (
     (r"to_probability\(\) of an explanation converts them", "--probability converts them"),
     (r"\(without to_probability\)", "(without --probability)"),
     (r"`compile\(\)` leaves it out", "nobsp export leaves it out"),
+    (r"They are flagged in `(\w+)`", r"They are flagged in the column `\1`"),
+    (
+        r"pass lists of accounts, compare\(.*?\), or pass as least_change what",
+        "compare the lists of accounts in Python, or say with --least-change what",
+    ),
+    (r"the columns of to_frame\(\)", "comparison.csv"),
+    (r"; choose a layer= through", "; choose a --layer through"),
+    (r"choose another layer=", "choose another --layer"),
+    (r"An earlier layer= ", "An earlier --layer "),
+    (r", see `residual`: it came", ": it came"),
+    (r"Pass points=(\d+) for", r"Pass --points \1 for"),
+    (r'coefficients="(\w+)"', r"--coefficients \1"),
+    (r"a larger held_out", "a larger --held-out"),
+    (r" \(left_whole\)", ""),
     (r"pass labels to index\.fit", "name their column with --target"),
     (
         r"Use index\.representer_shares\(X\) instead\.",

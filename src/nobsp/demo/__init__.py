@@ -295,14 +295,20 @@ def explain_cells(page: Path, *, epochs: int) -> dict[str, Any]:
         hits=index.query(fresh, k=8),
     )
 
-    sizes = np.abs(explanation.total()[:, :, 0]).mean(0)
+    # The same numbers as on the page.
+    strongest = explainer.importance()
     return {
         "accuracy": float(((explanation.predictions[:, 0] > 0) == (truth == 1)).mean()),
         "fresh": len(fresh),
         "held_out_r2": float(explainer.explained_[0]),
         "fresh_r2": float(explanation.explained()[0]),
         "pairs": sum(len(term) > 1 for term in explainer.terms_),
-        "strongest": {names[k]: float(sizes[k]) for k in np.argsort(-sizes)[:6]},
+        "strongest": {
+            str(name): float(size)
+            for name, size in zip(
+                strongest["feature"][:6], strongest["importance"][:6], strict=True
+            )
+        },
     }
 
 

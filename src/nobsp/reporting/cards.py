@@ -554,7 +554,7 @@ def _checks_section(checks: Sequence[ShapeCheck]) -> Section:
     return Section(
         key="shapes",
         title="Shapes",
-        lead="Asked of the model along every row's own line; tables certify nothing."
+        lead="The model itself was asked: in every row one feature is moved, and all others stay."
         + (_BEFORE_LINK if any(_is_before_link(check) for check in checks) else ""),
         paragraphs=tuple(f"{check.asked}: {check.note}." for check in checks if check.note),
         blocks=(
@@ -597,7 +597,7 @@ def _counterexample(check: ShapeCheck) -> Grid:
         f"{check.asked}: a counterexample",
         ("", check.feature, "prediction"),
         rows,
-        "All other values are the same; the check's counterexamples hold them whole.",
+        "All other values are the same in both rows.",
     )
 
 

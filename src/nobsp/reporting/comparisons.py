@@ -109,7 +109,9 @@ def _facts(comparison: ComparisonLike) -> tuple[tuple[str, str], ...]:
         )
         facts.append((name, f"{_rows(comparison, number)}; mean prediction {means}"))
     scale = (
-        "the model's outputs, before any link" if comparison.scale == "output" else "probabilities"
+        "the model's outputs; of classes these are logits, not probabilities"
+        if comparison.scale == "output"
+        else "probabilities"
     )
     facts.append(("Scale", scale))
     again = "other calibrations of the functions"

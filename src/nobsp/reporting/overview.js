@@ -37,7 +37,8 @@ function drawHeadline(share, inside) {
   const wholly = table.health.neighbourhoods?.[state.output] ?? null;
   const clustered = wholly === null ? "" : ` With whole neighbourhoods of rows held out it is ${percent(wholly)}.`;
   const error = table.health.standard_error?.[state.output] ?? null;
-  const measure = error === null ? "held-out R²" : `held-out R² ${share.toFixed(3)} ± ${error.toFixed(3)}`;
+  // An error that three decimals show as zero says nothing.
+  const measure = error === null || error < 0.0005 ? "held-out R²" : `held-out R² ${share.toFixed(3)} ± ${error.toFixed(3)}`;
   byId("share-words").replaceChildren(...said, heldOut ? ` (${measure}).` : " (R²).", make("span", { className: "quiet", textContent: told + clustered }));
 }
 

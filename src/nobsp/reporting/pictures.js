@@ -213,7 +213,7 @@ function startPictures() {
       ? "Orange shows where channels are active that speak for the class, blue where channels are active that speak against "
         + "it. For and against share one scale within an image, so that they can be compared."
       : `Orange is evidence for the class, blue evidence against it: ${pictures.maps.captions.join(", and ")}. Each map has its `
-        + "own scale."
+        + "own scale." + (pictures.maps.picture ? "" : " The numbers of an account add up: with what is left over they are the logit less its base.")
     : `Each ${noun} with the ${noun}s of the index that are nearest to it: their labels, and how far away they are.`);
   arrangePlates();
   drawExamples();
@@ -261,10 +261,10 @@ function showLink(plate) {
 function headline() {
   const shares = (pictures.explained || []).filter((share) => share !== null), purity = pictures.hits?.purity;
   if (pictures.maps?.picture) {
-    return [null, "These maps are pictures: they show where a class is, and are no numbers that add up. NObSPCam(model, points=8) gives those."];
+    return [null, "These maps are pictures: they show where a class is, but their numbers do not add up. Those of eight points do: points=8, on the command line --points 8."];
   }
   if (shares.length) {
-    return [Math.max(0, Math.min(...shares)), "of how the logits vary is in the account, for the class it says least about.", true];
+    return [Math.max(0, Math.min(...shares)), "of how the logits vary from image to image is in the maps, for the class that they explain least.", true];
   }
   if (purity) return [purity.reduce((a, b) => a + b, 0) / purity.length, "of the neighbours found have the class that the model predicts."];
   if (labelOf(0) === null || saidOf(0) === null) return null;

@@ -479,7 +479,7 @@ class Explanation(NamesFromElsewhere):
             notebook.share_bar(worst, f"R² {_shares(explained)} on these rows")
             if len(known)
             else "",
-            notebook.bars(self._mean_bars(), heading="mean |contribution|"),
+            notebook.bars(self._mean_bars(), heading="mean size of contributions"),
             notebook.findings(self.findings),
         )
 

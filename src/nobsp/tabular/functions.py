@@ -775,7 +775,9 @@ class Functions:
         return notebook.card(
             title,
             self.state._headline_bar(),
-            notebook.bars(self._feature_bars(), heading="mean |contribution|, with interactions"),
+            notebook.bars(
+                self._feature_bars(), heading="mean size of contributions, with interactions"
+            ),
             notebook.findings(self.state.findings),
         )
 
