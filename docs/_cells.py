@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 MARK = re.compile(r"^# %%.*\n", re.MULTILINE)
+# Figures that are less wide for their height than this are read in one piece on a telephone.
+WIDEST_WHOLE = 1.7
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ def _run_cell(cell: Cell, path: Path, names: dict[str, Any], folder: Path, name:
 
     shown = Shown(printed=printed.getvalue())
     for number, figure in enumerate(map(plt.figure, plt.get_fignums()), start=1):
-        picture = f"{name}-{number}.png"
+        # In the dark figures are inverted, and those that hold photographs are not: by their names.
+        picture = f"{name}-{number}{'-photo' if _holds_photographs(figure) else ''}.png"
         _save_small(figure, folder / picture)
         shown.pictures.append(picture)
     plt.close("all")
@@ -132,6 +135,12 @@ def _run_cell(cell: Cell, path: Path, names: dict[str, Any], folder: Path, name:
     if not shown.pictures:
         _show_value(value, shown)
     return shown
+
+
+def _holds_photographs(figure: Any) -> bool:
+    """Whether an image in it has colours of its own, or is light where much is."""
+    images = [image for panel in figure.axes for image in panel.images]
+    return any(image.get_array().ndim == 3 or image.get_cmap().name == "gray" for image in images)
 
 
 def _save_small(figure: Any, path: Path) -> None:
@@ -154,8 +163,8 @@ def _show_value(value: Any, shown: Shown) -> None:
         shown.printed += f"{value!r}\n"
 
 
-def page_of(script: Script, results: list[Shown]) -> str:
-    """The page of a script, in Markdown."""
+def page_of(script: Script, results: list[Shown], folder: Path) -> str:
+    """The page of a script, in Markdown; its pictures are in `folder`."""
     parts = [f"# {script.title}", script.about]
     for cell, shown in zip(script.cells, results, strict=True):
         parts.append(cell.text)
@@ -165,13 +174,22 @@ def page_of(script: Script, results: list[Shown]) -> str:
             parts.append(f"```{{ .text .output }}\n{shown.printed.rstrip()}\n```")
         if shown.html:
             parts.append(f'<div class="output-html">{_on_one_line(shown.html)}</div>')
-        parts += [f"![{_describe(cell)}]({picture})" for picture in shown.pictures]
+        parts += [_picture_of(cell, picture, folder) for picture in shown.pictures]
         parts += [_frame_of(page) for page in shown.pages]
     parts.append(
         f"[Download as a notebook]({script.name}.ipynb){{ .md-button download }} "
         f"[Download the script]({script.name}.py){{ .md-button download }}"
     )
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _picture_of(cell: Cell, picture: str, folder: Path) -> str:
+    """A picture in Markdown, marked where it is to be seen in one piece on narrow screens."""
+    from PIL import Image
+
+    with Image.open(folder / picture) as opened:
+        is_whole = opened.width < WIDEST_WHOLE * opened.height
+    return f"![{_describe(cell)}]({picture})" + ("{ .whole }" if is_whole else "")
 
 
 def _on_one_line(html: str) -> str:

@@ -45,7 +45,7 @@ def make(script: Path, *, anew: bool = False) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch)
         results = run_script(content, script, made)
-        (made / f"{script.stem}.md").write_text(page_of(content, results), encoding="utf-8")
+        (made / f"{script.stem}.md").write_text(page_of(content, results, made), encoding="utf-8")
         (made / f"{script.stem}.ipynb").write_text(notebook_of(content), encoding="utf-8")
         shutil.copy(script, made / script.name)
         (made / "fingerprint").write_text(wanted, encoding="utf-8")

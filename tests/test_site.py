@@ -76,7 +76,7 @@ def test_a_page_shows_what_its_script_printed_drew_and_wrote(tmp_path: Path) -> 
     folder = tmp_path / "made"
     folder.mkdir()
     script = cells.read_script(path)
-    page = cells.page_of(script, cells.run_script(script, path, folder))
+    page = cells.page_of(script, cells.run_script(script, path, folder), folder)
 
     assert page.startswith("# A title\n\nWhat it shows.")
     assert "seen" in page
@@ -84,6 +84,30 @@ def test_a_page_shows_what_its_script_printed_drew_and_wrote(tmp_path: Path) -> 
     assert (folder / "small-2-1.png").stat().st_size > 0
     assert "\n42\n" in page
     assert 'src="page.html"' in page
+
+
+@pytest.mark.parametrize(
+    ("drawn", "written"),
+    [
+        ("plt.figure(figsize=(4, 1)).subplots().plot([1, 2])", "(small-1-1.png)\n"),
+        ("plt.figure(figsize=(2, 2)).subplots().plot([1, 2])", "(small-1-1.png){ .whole }\n"),
+        ("plt.figure(figsize=(4, 1)).subplots().imshow([[1, 2]], cmap='gray')", "(small-1-1-photo.png)\n"),
+        ("plt.figure(figsize=(4, 1)).subplots().imshow([[[0.5, 0, 0]]])", "(small-1-1-photo.png)\n"),
+        ("plt.figure(figsize=(4, 1)).subplots().imshow([[1, 2]], cmap='gray_r')", "(small-1-1.png)\n"),
+    ],
+)  # fmt: skip
+def test_narrow_figures_are_whole_and_photographs_stay_as_they_are_in_the_dark(
+    tmp_path: Path, drawn: str, written: str
+) -> None:
+    cells = of_the_docs("_cells")
+    path = tmp_path / "small.py"
+    path.write_text(
+        f'"""A title"""\n\n# %%\n# A line.\nimport matplotlib.pyplot as plt\n\n{drawn}\n',
+        encoding="utf-8",
+    )
+    script = cells.read_script(path)
+    page = cells.page_of(script, cells.run_script(script, path, tmp_path), tmp_path)
+    assert written in page
 
 
 def test_a_warning_in_a_script_fails_the_build(tmp_path: Path) -> None:

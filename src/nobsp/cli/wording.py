@@ -9,7 +9,7 @@ from typing import Any
 
 
 def _name_terms(advice: re.Match[str]) -> str:
-    """Features of an interaction as the option takes them, quoted where a shell would break them."""
+    """Features of an interaction as the option takes them, quoted where a shell needs it."""
     try:
         names = ast.literal_eval(advice[1])
     except (SyntaxError, ValueError):  # of a name that looks like the end of the list
