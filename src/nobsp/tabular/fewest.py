@@ -18,7 +18,6 @@ from nobsp._typing import (
     AnyArray,
     BoolArray,
     FloatArray,
-    IntArray,
     ModelLike,
     NativeFrame,
     TableLike,
