@@ -55,18 +55,21 @@ def measure_changes(
 
     p_values = np.full(variances.shape, np.nan)
     least = np.square(least_change) * _variance_of_predictions(stacks)
-    tested = stacks.common_terms
     terms = dict(enumerate(stacks.terms, start=stacks.first_term))
-    for entry in range(variances.shape[0]):
+    for entry, variance in enumerate(variances):
         term = terms.get(entry)
         noise = _noise_of(stacks, sampled, entry, term, differences[:, entry])
-        if noise is not None:
-            drawn[:, entry] += noise.added
-        # Without knowing what calibrating again does there is nothing to test against.
-        if noise is not None and term is not None and frozenset(term) in tested:
-            p_values[entry] = _tail(variances[entry] - least, noise)
+        if noise is None:
+            # Without knowing what calibrating again does there is nothing to test against.
+            continue
 
-    return Changes(spread=_root_interval(variances, drawn, confidence), p_values=p_values)
+        drawn[:, entry] += noise.added
+        is_tested = term is not None and frozenset(term) in stacks.common_terms
+        if is_tested:
+            p_values[entry] = _tail(variance - least, noise)
+
+    spread = _root_interval(variances, drawn, confidence)
+    return Changes(spread=spread, p_values=p_values)
 
 
 def _variance_of_predictions(stacks: Stacks) -> FloatArray:
@@ -74,7 +77,9 @@ def _variance_of_predictions(stacks: Stacks) -> FloatArray:
     side = stacks.sides[0]
     predictions = stacks.values[0][:, :, -1]
     centre = side.mean(predictions).mean(0)
-    return np.asarray(side.mean(np.square(predictions - centre)).mean(0))
+    squares = np.square(predictions - centre)
+    by_model = side.mean(squares)
+    return np.asarray(by_model.mean(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +100,9 @@ def _noise_of(
     if stacks.scatter is not None:
         assert sampled.combinations is not None
         return _training_noise(stacks.scatter, sampled.combinations, entry, difference)
-    return None if term is None else _calibration_noise(stacks, sampled, term, difference)
+    if term is None:
+        return None
+    return _calibration_noise(stacks, sampled, term, difference)
 
 
 def _training_noise(
@@ -110,10 +117,13 @@ def _training_noise(
     squares = np.square(products).sum((1, 2))
     # Estimated from few trainings, directions are too few rather than too many, and tails too
     # heavy.
-    directions = np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
+    at_least_one = np.ones_like(total)
+    directions = np.divide(total**2, squares, out=at_least_one, where=squares > 0)
+    mean = scatter.share * total / scatter.freedom
+    added = 2 * combinations @ with_difference + of_squares
     return _Noise(
-        mean=np.asarray(scatter.share * total / scatter.freedom),
-        added=np.asarray(2 * combinations @ with_difference + of_squares),
+        mean=np.asarray(mean),
+        added=np.asarray(added),
         freedom=np.maximum(directions, 1.0),
         trainings=scatter.freedom,
     )
@@ -137,9 +147,11 @@ def _calibration_noise(
 
     weights = first.weights
     some = difference[first.positions][:, None]
-    added = _variance(some + moved, weights) - _variance(some, weights)
+    with_copies = _variance(some + moved, weights)
+    added = with_copies - _variance(some, weights)
+    by_copy = _variance(moved, weights)
     return _Noise(
-        mean=_variance(moved, weights).mean(0),
+        mean=by_copy.mean(0),
         added=added[sampled.copy % len(added)],
         freedom=_count_directions(moved, weights),
     )
@@ -165,7 +177,8 @@ def _count_directions(moved: FloatArray, weights: FloatArray) -> FloatArray:
     with np.errstate(divide="ignore", invalid="ignore"):
         directions = np.square(first) / second
     usable = np.isfinite(directions) & (second > 0)
-    return np.asarray(np.where(usable, np.maximum(directions, 1.0), n_copies))
+    at_least_one = np.maximum(directions, 1.0)
+    return np.asarray(np.where(usable, at_least_one, n_copies))
 
 
 def _variance(values: FloatArray, weights: FloatArray) -> FloatArray:
@@ -195,10 +208,14 @@ def _tail(variance: FloatArray, noise: _Noise) -> FloatArray:
 
 def _root_interval(variances: FloatArray, drawn: FloatArray, confidence: float) -> Estimates:
     """Spreads with a basic bootstrap interval that holds the spread itself."""
-    low, high = np.quantile(drawn, [0.5 - confidence / 2, 0.5 + confidence / 2], axis=0)
+    tails = [0.5 - confidence / 2, 0.5 + confidence / 2]
+    low, high = np.quantile(drawn, tails, axis=0)
     spread = np.sqrt(variances)
-    lower = np.sqrt(np.maximum(2 * variances - high, 0.0))
-    upper = np.sqrt(np.maximum(2 * variances - low, 0.0))
+    # Mirrored, as a basic bootstrap is.
+    least = np.maximum(2 * variances - high, 0.0)
+    most = np.maximum(2 * variances - low, 0.0)
+    lower = np.sqrt(least)
+    upper = np.sqrt(most)
     return Estimates(
         value=spread,
         lower=np.minimum(lower, spread),
@@ -217,7 +234,8 @@ def p_values_of_gaps(gaps: FloatArray, drawn: FloatArray, freedom: FloatArray) -
     with np.errstate(divide="ignore", invalid="ignore"):
         deviations = np.abs(gaps) / scatter
     # Without scatter a gap is there or not.
-    deviations = np.where(scatter > 0, deviations, np.where(gaps == 0, 0.0, np.inf))
+    without_scatter = np.where(gaps == 0, 0.0, np.inf)
+    deviations = np.where(scatter > 0, deviations, without_scatter)
     return np.asarray(2 * t.sf(deviations, freedom))
 
 
@@ -227,9 +245,11 @@ def false_discovery_rates(p_values: FloatArray) -> FloatArray:
     for output in range(p_values.shape[1]):
         column = p_values[:, output]
         tested = np.flatnonzero(np.isfinite(column))
-        order = tested[np.argsort(column[tested], kind="stable")]
+        from_smallest = np.argsort(column[tested], kind="stable")
+        order = tested[from_smallest]
         n_tests = len(order)
-        scaled = column[order] * n_tests / np.arange(1, n_tests + 1)
+        ranks = np.arange(1, n_tests + 1)
+        scaled = column[order] * n_tests / ranks
         from_largest = np.minimum.accumulate(scaled[::-1])
         adjusted[order, output] = from_largest[::-1].clip(max=1.0)
     return adjusted

@@ -56,11 +56,12 @@ class Drawn:
         Welch and Satterthwaite: (Σ v)² / Σ v²/ν over the variances v. How functions scatter counts
         as known.
         """
-        variances = [drawn.var(0) for drawn in (*self.on_rows, self.moved)]
+        variances = [drawn.var(0) for drawn in self.on_rows]
         squares = sum(
             np.square(variance) / freedom
-            for variance, freedom in zip(variances[:2], of_rows, strict=True)
+            for variance, freedom in zip(variances, of_rows, strict=True)
         )
+        variances.append(self.moved.var(0))
         total = np.square(sum(variances))
         unlimited = np.full(total.shape, np.inf)
         return np.asarray(np.divide(total, squares, out=unlimited, where=squares > 0))
@@ -87,7 +88,8 @@ def draw(stacks: Stacks, *, draws: int, generator: np.random.Generator) -> Sampl
         )
 
     copies = [deviation.n_copies for deviation in stacks.deviations.values()]
-    copy = generator.integers(max([1, *copies]), size=draws)
+    most_copies = max([1, *copies])
+    copy = generator.integers(most_copies, size=draws)
     return Sampled(
         rows=rows,
         squares=squares,
@@ -130,9 +132,14 @@ def _draw_differences(
     values = stacks.values[0]
     difference = values[:, 0] - values[:, 1]
     centred = difference - side.mean(difference)
-    columns = np.concatenate([values, np.square(centred)[:, None], centred[:, None]], axis=1)
+    squares = np.square(centred)
+    columns = np.concatenate([values, squares[:, None], centred[:, None]], axis=1)
+
     means = draw_means(columns, side.weights, side.units, draws=draws, generator=generator)
-    return means[:, :2], means[:, 2] - np.square(means[:, 3])
+    of_models = means[:, :2]
+    of_squares = means[:, 2]
+    of_difference = means[:, 3]
+    return of_models, of_squares - np.square(of_difference)
 
 
 def _mean_deviations(stacks: Stacks, deviation: Deviations, base: FloatArray | None) -> FloatArray:
@@ -143,7 +150,8 @@ def _mean_deviations(stacks: Stacks, deviation: Deviations, base: FloatArray | N
     takes up, None where there is none.
     """
     n_outputs = len(stacks.sides[0].explanation.output_names)
-    means = np.zeros((max(deviation.n_copies, 1), len(stacks.entries) + 1, n_outputs))
+    n_copies = max(deviation.n_copies, 1)
+    means = np.zeros((n_copies, len(stacks.entries) + 1, n_outputs))
     for position, term in enumerate(stacks.terms):
         values = deviation.of_term(term)
         if values is not None:
@@ -199,6 +207,7 @@ def threefold(means: Sequence[FloatArray], sampled: Sampled) -> list[tuple[str, 
     """
     parts = []
     for name, signs in _THREEFOLD.items():
-        value = sum(sign * means[rows][model] for (model, rows), sign in signs.items())
-        parts.append((name, np.asarray(value), sampled.part(signs)))
+        signed = [sign * means[rows][model] for (model, rows), sign in signs.items()]
+        value = np.asarray(sum(signed))
+        parts.append((name, value, sampled.part(signs)))
     return parts

@@ -75,14 +75,18 @@ class Duplicates:
         if self.correlations is not None:
             columns["correlation"] = self.correlations
         if self.groups or len(self) == 0:
-            group_of = {
-                int(row): number for number, members in enumerate(self.groups) for row in members
-            }
-            groups = [group_of[int(row)] for row in self.pairs[:, 0]]
-            columns["group"] = np.array(groups, dtype=np.int64)
+            columns["group"] = self._groups_of_pairs()
         if self.conflicting is not None:
             columns["conflicting"] = self.conflicting[columns["group"]]
         return frame_like(None, columns)
+
+    def _groups_of_pairs(self) -> NDArray[np.int64]:
+        """The group of every pair."""
+        group_of: dict[int, int] = {}
+        for number, members in enumerate(self.groups):
+            group_of |= dict.fromkeys(members.tolist(), number)
+        first_rows = self.pairs[:, 0].tolist()
+        return np.array([group_of[row] for row in first_rows], dtype=np.int64)
 
     def __repr__(self) -> str:
         different = ""
@@ -94,7 +98,8 @@ class Duplicates:
 def near_pairs(hits: Neighbors, threshold: float) -> Pairs:
     """Queries and their neighbours within a distance, shape (pairs, 2)."""
     queries, columns = np.nonzero(hits.distances <= threshold)
-    return np.column_stack([queries, hits.indices[queries, columns]]).astype(np.int64)
+    neighbours = hits.indices[queries, columns]
+    return np.column_stack([queries, neighbours]).astype(np.int64)
 
 
 def alike_pairs(
@@ -128,16 +133,13 @@ def least_correlation(database: Tensor) -> float:
         return _LEAST_CORRELATION
     some = spaced(len(database), _N_USUAL)
     nearest = _nearest_thumbnails(database[some], database, own=False)
-    others = np.where(nearest == some.numpy()[:, None], -1, nearest)
-    first = np.array([row[row >= 0][0] for row in others])
-    usual = float(np.median(correlate(database[some], database, _rows_with(first))))
+    is_itself = nearest == some.numpy()[:, None]
+    nearest_other = np.array([row[~own][0] for row, own in zip(nearest, is_itself, strict=True)])
+    pairs = np.column_stack([np.arange(len(some)), nearest_other])
+    usual = float(np.median(correlate(database[some], database, pairs)))
 
     most_apart = min(1 - _LEAST_CORRELATION, (1 - usual) / _TIMES_NEARER)
     return 1 - max(most_apart, _ROUNDING)
-
-
-def _rows_with(positions: NDArray[np.int64]) -> Pairs:
-    return np.column_stack([np.arange(len(positions)), positions])
 
 
 def _nearest_thumbnails(thumbnails: Tensor, database: Tensor, *, own: bool) -> NDArray[np.int64]:

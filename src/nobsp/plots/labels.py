@@ -19,7 +19,8 @@ _BEFORE_DIFFERENCE = 4
 def clean(name: object) -> str:
     """A name on one line, without characters that have no glyph or steer the text that follows."""
     one_line = " ".join(str(name).split())
-    return "".join(character for character in one_line if character.isprintable())
+    printable = filter(str.isprintable, one_line)
+    return "".join(printable)
 
 
 def escape(text: str) -> str:
@@ -45,20 +46,22 @@ def shorten_all(names: Iterable[object], width: int = 28) -> list[str]:
     for text, name in zip(short, whole, strict=True):
         same_text = numbers[text]
         number = same_text.setdefault(name, len(same_text) + 1)
-        labels.append(escape(text if number == 1 else f"{text} ({number})"))
+        label = text if number == 1 else f"{text} ({number})"
+        labels.append(escape(label))
     return labels
 
 
 def _cut_where_different(names: Sequence[str], width: int) -> list[str]:
     """Names cut in the middle; those that would look the same, where they begin to differ."""
     short = [_cut(name, width, head=width // 2) for name in names]
+    short_head = max(width // 5, 1)
     repeated = [text for text, times in Counter(short).items() if times > 1]
     for text in repeated:
         positions = [position for position, label in enumerate(short) if label == text]
-        same = [names[position] for position in positions]
-        start = _shared_beginning(min(same), max(same)) - _BEFORE_DIFFERENCE
+        alike = [names[position] for position in positions]
+        start = _shared_beginning(min(alike), max(alike)) - _BEFORE_DIFFERENCE
         for position in positions:
-            short[position] = _cut(names[position], width, head=max(width // 5, 1), start=start)
+            short[position] = _cut(names[position], width, head=short_head, start=start)
     return short
 
 
@@ -80,10 +83,11 @@ def _cut(text: str, width: int, *, head: int, start: int | None = None) -> str:
     begin = last_start
     if start is not None:
         begin = max(min(start, last_start), head)
+    beginning = text[:head]
     rest = text[begin : begin + tail]
-
-    reaches_end = begin + len(rest) >= len(text)
-    return f"{text[:head]}…{rest}" if reaches_end else f"{text[:head]}…{rest[:-1]}…"
+    if begin + len(rest) >= len(text):
+        return f"{beginning}…{rest}"
+    return f"{beginning}…{rest[:-1]}…"
 
 
 def short_labels(names: Sequence[str], width: int = 28) -> dict[str, str]:
@@ -104,13 +108,15 @@ def term_labels(
     """
     suffixes = after or {}
     features = names or list(dict.fromkeys(name for term in terms for name in term))
-    sizes = {len(term) for term in terms}
-    labels_by_size = {size: short_labels(features, max(width // size, 8)) for size in sizes}
+    labels_by_size = {}
+    for size in {len(term) for term in terms}:
+        labels_by_size[size] = short_labels(features, max(width // size, 8))
 
     texts = []
     for term in terms:
         labels = labels_by_size[len(term)]
-        texts.append(" × ".join(labels[name] + suffixes.get(name, "") for name in term))
+        parts = [labels[name] + suffixes.get(name, "") for name in term]
+        texts.append(" × ".join(parts))
     return texts
 
 
@@ -123,7 +129,8 @@ def format_number(value: float, decimals: int, sign: str = "") -> str:
 def decimals_for(values: ArrayLike) -> int:
     """Decimals with which the largest of some numbers has three digits."""
     sizes = np.abs(np.asarray(values, dtype=np.float64).ravel())
-    largest = float(sizes[np.isfinite(sizes)].max(initial=0.0))
+    known = sizes[np.isfinite(sizes)]
+    largest = float(known.max(initial=0.0))
     if largest <= 0:
         return 2
 

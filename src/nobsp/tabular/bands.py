@@ -124,7 +124,8 @@ def _draw_rows(fit: RegressionFit, generator: np.random.Generator) -> Array:
     """
     units = fit.sample.units()
     n_units = int(units.max()) + 1
-    drawn = generator.multinomial(n_units, np.full(n_units, 1 / n_units), size=N_RESAMPLES)
+    equal_chances = np.full(n_units, 1 / n_units)
+    drawn = generator.multinomial(n_units, equal_chances, size=N_RESAMPLES)
     return drawn[:, units].astype(np.float64)
 
 
@@ -143,10 +144,12 @@ def _centre_on_rows(
     chunk = fit.sample.take(few).chunk()
     n_resamples, _, n_outputs = resamples.shape
 
-    values = read(piece.as_term_table(resamples.movedim(0, 1).flatten(1)), chunk)
+    side_by_side = resamples.movedim(0, 1).flatten(1)
+    values = read(piece.as_term_table(side_by_side), chunk)
     values = values.reshape(len(few), n_resamples, n_outputs)
     counts = torch.from_numpy(draws[:, few])
-    means = torch.einsum("cr,rco->co", counts, values) / counts.sum(1, keepdim=True).clamp_min(1)
+    sums = torch.einsum("cr,rco->co", counts, values)
+    means = sums / counts.sum(1, keepdim=True).clamp_min(1)
     return resamples - means[:, None]
 
 
@@ -174,7 +177,8 @@ def _resample_priors(
             for feature, (points, _) in lines.items()
         }
         for term, outputs in grids.items():
-            pure = _purify_each(_average_background(outputs, of_grids), [shares[k] for k in term])
+            averages = _average_background(outputs, of_grids)
+            pure = _purify_each(averages, [shares[k] for k in term])
             priors[term] = pure.flatten(1, -2)
             _take_margins_out(priors, traces.mains, lines, term, pure, of_mains.double())
 
@@ -183,7 +187,8 @@ def _resample_priors(
 
 def _draw_background(count: int, n_resamples: int, generator: np.random.Generator) -> Tensor:
     """The share that each resample gives each background row, (resamples, background)."""
-    drawn = generator.multinomial(count, np.full(count, 1 / count), size=n_resamples)
+    equal_chances = np.full(count, 1 / count)
+    drawn = generator.multinomial(count, equal_chances, size=n_resamples)
     return torch.from_numpy(drawn / count).to(torch.float32)
 
 
@@ -244,14 +249,15 @@ class _System:
     def solve(self, right: Tensor, ridge: Tensor) -> Tensor:
         """(TᵀT/n + λI)⁻¹ of every resample's right-hand side; one λ per resample and output."""
         turned = torch.einsum("pk,cpo->cko", self.vectors, right)
-        shrunk = turned / (self.values[None, :, None] + ridge[:, None]).clamp_min(_LEAST)
-        return torch.einsum("pk,cko->cpo", self.vectors, shrunk)
+        divisors = (self.values[None, :, None] + ridge[:, None]).clamp_min(_LEAST)
+        return torch.einsum("pk,cko->cpo", self.vectors, turned / divisors)
 
     def pull_of_ridge(self, fit: RegressionFit) -> Tensor:
         """λ (TᵀT/n + λI)⁻¹ δ: how far the ridge pulls the correction towards none."""
         ridge = fit.correction.ridge[None]
         turned = self.vectors.T @ fit.correction.delta
-        return self.vectors @ (turned * ridge / (self.values[:, None] + ridge).clamp_min(_LEAST))
+        divisors = (self.values[:, None] + ridge).clamp_min(_LEAST)
+        return self.vectors @ (turned * ridge / divisors)
 
 
 def _resample_corrections(
@@ -266,8 +272,10 @@ def _resample_corrections(
     target = regression.outputs - regression.prior
     cross = regression.design.T @ (target - target.mean(0)) / len(target)
 
-    change = _change_of_rows(fit, draws) + _change_of_priors(fit, priors, n_resamples=len(draws))
-    return system.solve(change + cross, _draw_strengths(fit, len(draws), generator))
+    by_rows = _change_of_rows(fit, draws)
+    by_priors = _change_of_priors(fit, priors, n_resamples=len(draws))
+    strengths = _draw_strengths(fit, len(draws), generator)
+    return system.solve(by_rows + by_priors + cross, strengths)
 
 
 def _change_of_rows(fit: RegressionFit, draws: Array) -> Tensor:
@@ -293,9 +301,12 @@ def _change_of_priors(
     for piece in fit.pieces:
         if isinstance(piece, TablePiece) and piece.term in priors:
             difference = piece.prior[None] - priors[piece.term]
-            moved += read(piece.as_term_table(difference.movedim(0, 1).flatten(1)), chunk)
+            side_by_side = difference.movedim(0, 1).flatten(1)
+            moved += read(piece.as_term_table(side_by_side), chunk)
+
     moved = (moved - moved.mean(0)).reshape(len(few), n_resamples, n_outputs)
-    return torch.einsum("rp,rco->cpo", design - design.mean(0), moved) / len(few)
+    centred = design - design.mean(0)
+    return torch.einsum("rp,rco->cpo", centred, moved) / len(few)
 
 
 def _draw_strengths(fit: RegressionFit, n_resamples: int, generator: np.random.Generator) -> Tensor:

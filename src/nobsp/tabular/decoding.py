@@ -28,11 +28,14 @@ def decode_levels(inputs: Tensor, axis: LevelAxis, codes: Tensor) -> dict[int, N
     if isinstance(levels, tuple):
         # The last stands for what is no level.
         names = np.array([*levels, None], dtype=object)
-        return {axis.columns[0]: names[np.where(is_known, position, len(levels))]}
-    return {
-        column: np.where(is_known, levels[position, k], np.nan)
-        for k, column in enumerate(axis.columns)
-    }
+        position[~is_known] = len(levels)
+        return {axis.columns[0]: names[position]}
+
+    columns = {}
+    for number, column in enumerate(axis.columns):
+        values = levels[position, number]
+        columns[column] = np.where(is_known, values, np.nan)
+    return columns
 
 
 def decode_numbers(inputs: Tensor, codes: Tensor, numbers: Array, missing: Tensor | None) -> Array:
@@ -58,10 +61,15 @@ def _invert_line(inputs: Tensor, codes: Tensor, numbers: Array) -> Array | None:
         return None
 
     line = codes[:, 0].numpy()
-    direction = np.sign(line[-1] - line[0])
-    if len(line) < 2 or not (direction * np.diff(line) > 0).all():
+    if len(line) < 2:
         return None
-    decoded: Array = np.interp(direction * inputs[:, 0].numpy(), direction * line, numbers)
+    direction = np.sign(line[-1] - line[0])
+    rising = direction * line
+    if not (np.diff(rising) > 0).all():
+        return None
+
+    of_rows = direction * inputs[:, 0].numpy()
+    decoded: Array = np.interp(of_rows, rising, numbers)
     return decoded
 
 
@@ -76,8 +84,11 @@ def _spread_over_ties(rows: Tensor, codes: Tensor, numbers: Array) -> Array:
     decoded = np.zeros(len(rows))
     for code in np.unique(code_of_row):
         of_code = np.flatnonzero(code_of_row == code)
-        candidates = numbers[(owner == int(code)).numpy()]
-        turns = np.arange(len(of_code)) * len(candidates) // max(len(of_code), 1)
+        has_code = (owner == int(code)).numpy()
+        candidates = numbers[has_code]
+
+        n_rows = len(of_code)
+        turns = np.arange(n_rows) * len(candidates) // max(n_rows, 1)
         decoded[of_code] = candidates[turns % len(candidates)]
     return decoded
 
@@ -98,19 +109,28 @@ def _nearest(rows: Tensor, known: Tensor) -> tuple[Places, Array]:
     if not len(rows):
         return np.zeros(0, np.intp), np.zeros(0)
 
-    closest = [torch.cdist(part, known).min(1) for part in torch.split(rows, _COMPARED_AT_ONCE)]
-    positions = torch.cat([part.indices for part in closest]).numpy().astype(np.intp)
-    distances = torch.cat([part.values for part in closest]).numpy()
+    positions = []
+    distances = []
+    for part in torch.split(rows, _COMPARED_AT_ONCE):
+        closest = torch.cdist(part, known).min(1)
+        positions.append(closest.indices)
+        distances.append(closest.values)
+
     size = 1 + float(known.abs().max())
-    return positions, distances / size
+    shares = torch.cat(distances).numpy() / size
+    return torch.cat(positions).numpy().astype(np.intp), shares
 
 
 def snap_to_known(values: Array, known: Array) -> Array:
     """Numbers that differ by rounding from known ones, increasing, as these."""
-    after = np.clip(np.searchsorted(known, values), 1, len(known) - 1) if len(known) > 1 else 0
+    last = len(known) - 1
+    after = np.searchsorted(known, values).clip(min(1, last), last)
     before = np.maximum(after - 1, 0)
-    is_before = np.abs(values - known[before]) <= np.abs(values - known[after])
-    nearest = np.where(is_before, known[before], known[after])
+    to_before = np.abs(values - known[before])
+    to_after = np.abs(values - known[after])
+    nearest = np.where(to_before <= to_after, known[before], known[after])
+
     width = max(float(known[-1] - known[0]), _LEAST_WIDTH)
-    snapped: Array = np.where(np.abs(values - nearest) <= _SAME_LEVEL * width, nearest, values)
+    is_rounding = np.abs(values - nearest) <= _SAME_LEVEL * width
+    snapped: Array = np.where(is_rounding, nearest, values)
     return snapped
