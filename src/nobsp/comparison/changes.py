@@ -1,7 +1,4 @@
-"""How far the functions of two models lie apart.
-
-It also says whether that is more than calibrating again would make.
-"""
+"""How far the functions of two models lie apart, and whether calibrating again explains that."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ class Changes:
     """How far two functions lie apart, by entries and outputs."""
 
     spread: Estimates  # standard deviation of their difference over the rows
-    # of a change no larger than two calibrations of one model make; NaN where untested
+    # how probable so large a change is if only calibrating differs; NaN where untested
     p_values: FloatArray
 
 

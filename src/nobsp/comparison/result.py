@@ -307,7 +307,7 @@ class Comparison:
         )
 
     def _unit(self) -> str:
-        """What the numbers are where they are easily taken for probabilities or counts."""
+        """What the numbers are, where a reader may take them for probabilities or counts."""
         if self.scale != "output":
             return ""
         link = getattr(self.sides[0].explanation.origin, "link", "identity")

@@ -32,7 +32,7 @@ _FOLDS = 5
 _SET_ASIDE = 0.2
 # Fewest rows of which some can be set aside.
 _FEWEST_ROWS = 30
-# Newton's step divides by the variance of a class, which is next to none where it is certain.
+# Newton's step divides by the variance of a class, which is close to zero where it is certain.
 _LEAST_VARIANCE = 0.05
 
 

@@ -39,7 +39,7 @@ _NO_NUMBER_PASSES = 1e38
 _PROBED_ROWS = 16
 # How far these may differ, as a share of the largest margin: libraries add up in single precision.
 _SINGLE_PRECISION = 1e-5
-# What LightGBM takes for zero, which may count as missing.
+# What LightGBM treats as zero, which may count as missing.
 _LIGHTGBM_ZERO = 1e-35
 
 

@@ -771,7 +771,7 @@ def _require_known_classes(rows: Rows, outcomes: Outcomes) -> None:
 
 
 def _are_below(numbers: Tensor, count: int) -> bool:
-    """Whether all are numbers of so many classes."""
+    """Whether no number is below zero, and all are below `count`."""
     return not len(numbers) or 0 <= int(numbers.min()) <= int(numbers.max()) < count
 
 

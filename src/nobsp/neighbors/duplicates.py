@@ -1,6 +1,6 @@
-"""Rows that are nearly the same to the network, or as images.
+"""Near-duplicates: rows with nearly the same activations, or nearly the same images.
 
-Images may also be shifted, noisy or brighter.
+Images may also be shifted by a pixel, noisy or brighter.
 """
 
 from __future__ import annotations

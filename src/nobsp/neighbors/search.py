@@ -207,7 +207,7 @@ def pieces(count: int, width: int, *, numbers: int = 1 << 18) -> Iterator[slice]
 
 
 def spaced(count: int, most: int) -> Tensor:
-    """Positions of all of so many rows, or of `most` evenly spaced ones."""
+    """Positions of all rows, or of `most` evenly spaced ones where there are more."""
     return torch.from_numpy(evenly_spaced(count, most))
 
 

@@ -50,7 +50,7 @@ class Cover:
 
 
 def cover(vectors: Tensor, count: int) -> Cover:
-    """So many rows to which all are together as similar as possible, by vectors of unit length.
+    """Rows to which all others are together as similar as possible, by vectors of unit length.
 
     >>> chosen = cover(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), 2)
     >>> chosen.positions.tolist(), [round(share, 2) for share in chosen.shares.tolist()]

@@ -128,7 +128,7 @@ def keeps_torch_modes(function: Callable[Arguments, Result]) -> Callable[Argumen
 def in_ordinary_modes(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """The function, run without gradients, autocast and inference mode.
 
-    Whatever the caller has switched on is off meanwhile.
+    These modes of the caller are switched off for its duration.
     """
 
     @wraps(function)
@@ -258,7 +258,7 @@ class Visit:
             return _in_grad_mode(self.gradients, lambda: self._forward(x))
 
     def part(self, module: nn.Module) -> nn.Module:
-        """What is run in the place of a module of the model."""
+        """The module that is run in place of a module of the model."""
         return module if self._stand_in is None else self._stand_in.copy_of(module)
 
     @contextmanager
@@ -1008,7 +1008,7 @@ def catching(visit: Visit, position: Place) -> Iterator[Callable[..., tuple[Any,
 
 @contextmanager
 def use_threads(count: int | None) -> Iterator[None]:
-    """Lets torch use so many threads, and as many as before afterwards; None changes nothing."""
+    """Lets torch use `count` threads, and as many as before afterwards; None changes nothing."""
     if count is None:
         yield
         return

@@ -782,7 +782,7 @@ def log_odds(logits: Tensor, target: Tensor, *, sigmoid: bool = False) -> Tensor
 # ---------------------------------------------------------------------- a function of its row
 
 
-# Rows that are tried: a batch mean of 32 rows is far from one of 16, and dear models are not run
+# Rows that are tried: a batch mean of 32 rows is far from one of 16, and slow models are not run
 # for long.
 _MOST_ROWS = 32
 # How far outputs may differ, as a share of their spread: sums are rounded differently in batches of

@@ -105,7 +105,7 @@ def get_axes(ax: AxesLike, size: tuple[float, float]) -> Axes:
 def get_panels(
     ax: AxesLike, panels: int, across: int, size: tuple[float, float], plot: str
 ) -> list[Axes]:
-    """The caller's axes, or those of a new figure, so many in a row."""
+    """The caller's axes, or those of a new figure with this many in a row."""
     if ax is not None:
         return as_axes(ax, panels, plot)
 

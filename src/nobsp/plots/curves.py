@@ -321,7 +321,7 @@ def _panels_across(panels: int) -> int:
 
 
 def _figure_size(panels: int, across: int) -> tuple[float, float]:
-    """Inches of a figure of so many panels."""
+    """Size of a figure with this many panels, in inches."""
     if panels == 1:
         return (5.2, 3.6)
     down = -(-panels // across)

@@ -173,7 +173,7 @@ def _draw_neighbours(axes: Sequence[Axes], space: _Space, database: TableLike) -
 def _neighbours(
     hits: Neighbors, name: str, row: int, class_names: Sequence[str] | None, most: int
 ) -> _Space:
-    """The neighbours of one query in one space, at most so many."""
+    """The neighbours of one query in one space, at most `most` of them."""
     for part in ("indices", "distances", "labels", "predicted", "confidence"):
         if not hasattr(hits, part):
             raise TypeError(

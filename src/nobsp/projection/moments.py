@@ -419,7 +419,7 @@ _buffers = threading.local()
 
 
 def _scratch(size: int) -> Tensor:
-    """Memory for so many numbers, overwritten by whoever asks next on this thread."""
+    """Memory for `size` numbers; the next call on this thread hands out the same memory."""
     buffer: Tensor | None = getattr(_buffers, "buffer", None)
     if buffer is None or buffer.numel() < size:
         buffer = torch.empty(size, dtype=torch.float64)
@@ -433,7 +433,7 @@ def _row_count(parts: Mapping[str, Tensor]) -> int:
 
 
 def _require_matrix(name: str, part: object, width: int) -> None:
-    """Raises an error unless this is a floating-point tensor of so many columns."""
+    """Raises an error unless this is a floating-point tensor of `width` columns."""
     if not isinstance(part, Tensor) or not part.is_floating_point():
         kind = part.dtype if isinstance(part, Tensor) else type(part).__name__
         raise TypeError(f"{name} must be a floating-point tensor, found {kind}; convert it first.")
@@ -465,7 +465,7 @@ def _require_finite(name: str, part: Tensor) -> None:
 
 
 def _require_state(state: Mapping[str, Tensor], size: int) -> None:
-    """Raises a ValueError unless `state` is that of moments of so many columns."""
+    """Raises a ValueError unless `state` is the state of moments of `size` columns."""
     shapes: dict[str, tuple[int, ...]] = {
         "rows": (),
         "weight": (),

@@ -26,7 +26,7 @@ _BELOW_RIDGE = 1e-2
 _HARMLESS = 1e-4
 # Measured: rounding leaves eigenvalues of about 0.1·ε·√size of the largest where zeros should be.
 _EIGENVALUE_ROUNDING = 8 * EPSILON
-# An eigenvalue so many times above rounding is certainly not zero.
+# An eigenvalue this many times above rounding is certainly not zero.
 _CLEAR_OF_ROUNDING = 1e4
 # Channels whose rounding grows beyond this take the spectral route.
 _MOST_LOSS = 1e-11

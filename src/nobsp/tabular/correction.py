@@ -43,7 +43,7 @@ MOST_OF_THE_REST = 0.75
 # A share of the variance on held-out rows that is not worth a weaker ridge: where features are
 # correlated, so little is bought by curves that move far from calibration to calibration.
 WORTH_A_WEAKER_RIDGE = 1e-5
-# Up to so many rows all folds judge how many pairs are added.
+# Up to this number of rows, all folds judge how many pairs are added.
 ALL_FOLDS = 1000
 # Folds that judge it where there are more rows.
 TRIAL_FOLDS = 2
@@ -170,7 +170,7 @@ def multiply_with_itself(design: Tensor, *, out: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """What fits on other rows leave of every row, for every strength."""
+    """Residuals of every row in the fit without its fold, for every strength of the ridge."""
 
     residual: Tensor  # (strengths, rows, outputs)
     errors: Tensor  # squared residuals summed by fold, (folds, strengths, outputs)
@@ -230,10 +230,9 @@ def judge(
 def _train_system(
     regression: Regression, target: Tensor, cross: Tensor, fold: int, test: Tensor, train: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normal equations of all folds but one, right-hand sides, and that fold as these see it.
+    """Normal equations and right-hand sides of a fit without one fold, and that fold's rows.
 
-    The fold is given by its rows, as a fit on the other folds sees them.
-
+    Held-out rows are given as that fit sees them: clamped where they lie outside its range.
     `cross` is TᵀR of all rows, `test` and `train` are positions of the fold's rows and of all
     others.
     """
@@ -262,7 +261,7 @@ def _train_kernel(regression: Regression, test: Tensor, train: Tensor) -> tuple[
 
     It is (T − t̄)(T − t̄)ᵀ/n, where t̄ is the mean of the rows fitted on.
 
-    All of it is in the kernel of the rows as they are, of which there is one for all folds and
+    Both follow from the kernel of the rows before centring, which is the same for all folds and
     strengths.
     """
     n_train = max(len(train), 1)
@@ -278,10 +277,10 @@ def _train_kernel(regression: Regression, test: Tensor, train: Tensor) -> tuple[
 def judge_around(
     regression: Regression, alphas: Sequence[float], likely: Collection[int]
 ) -> HeldOut:
-    """`judge` at likely strengths, and on from them while the folds cannot tell them from the best.
+    """`judge` at likely strengths, and at their neighbours while these are as good as the best.
 
-    Errors of the others count as infinite. Factorising for every strength is most of what a fit
-    costs.
+    Strengths that are not tried count as infinitely bad. To factorise for every strength is most of
+    what a fit costs.
     """
     n_rows, n_outputs = regression.outputs.shape
     n_folds = regression.n_folds
@@ -302,7 +301,7 @@ def judge_around(
 def judge_also(
     held_out: HeldOut, regression: Regression, alphas: Sequence[float], wanted: Collection[int]
 ) -> HeldOut:
-    """What was judged, with the strengths at some more positions, as far as they are not there."""
+    """What was judged, with the strengths at more positions, unless these were judged before."""
     positions = sorted(set(wanted) - held_out.judged())
     if not positions:
         return held_out
@@ -379,8 +378,8 @@ def solve_ridge(
 ) -> Tensor:
     """(G + λI)⁻¹ c; the least-norm solution where λ is too small to make it definite.
 
-    `memory` of `factor_memory` is written over. Solves that follow each other share it: to take and
-    give back megabytes for each takes as long as the factors themselves.
+    `memory` comes from `factor_memory` and is overwritten. Several solves share it, because
+    allocating megabytes for each takes as long as factorising.
     """
     factor = factor_memory(gram) if memory is None else memory
     factor.copy_(gram)

@@ -500,19 +500,20 @@ TOO_FEW_ROWS = 10
 # Rows, or groups of them, below which their number is told whatever R² is.
 FEW_ROWS = 100
 # How much too high it is, as strengths and interactions are chosen on the rows that it is measured
-# on: about this, divided by the number of rows or groups, of what is left unexplained. Medians of
-# 8 networks each, of 3 to 40 features: 2 to 3 times that much with 10 to 20 rows, half with 45 to
-# 60, a fifth with 150; of groups half as much. The number of features made no difference.
+# on: about this, divided by the number of rows or groups, times what is left unexplained. Medians
+# over networks of 6 features, as multiples of what is left unexplained: 2 to 3 with 10 to 30 rows,
+# 0.5 with 45, 0.4 with 60, 0.2 with 150; about half of it with groups. From 3 to 40 features their
+# number made no difference.
 OPTIMISM_OF_ROWS = 30
 OPTIMISM_OF_GROUPS = 15
 # What is too little to tell beside a number of rows, and too little to speak of them.
 LEAST_OPTIMISM = 0.005
 LEAST_OPTIMISM_OF_MANY = 0.02
-# At most one row in so many is called extreme, and a share of the variance that is most of it.
+# At most one row in a hundred is called extreme; and the share of the variance that is most of it.
 _ONE_IN = 100
 _MOST_OF_IT = 0.5
-# Values at which a table is compared with the model between its knots, and background rows
-# meanwhile.
+# Values at which a table is compared with the model between its knots, and the background rows
+# that both are averaged over.
 _COMPARED_VALUES = 64
 _COMPARED_BACKGROUND = 8
 # Share of the outputs' spread that a table may miss between its knots.
@@ -676,8 +677,8 @@ def few_rows_findings(
 ) -> list[Finding]:
     """What held-out R², `explained`, is worth where it rests on few rows.
 
-    `rows` are different ones (with weights, as many as tell as much), and `units` as many as tell
-    as much if all were different and of one weight.
+    `rows` is the number of different ones (with weights, of ones of equal weight that tell as
+    much), and `units` how many different ones of equal weight tell as much.
     """
     weights = " of equal weight" if weighted else ""
     if rows < TOO_FEW_ROWS:
@@ -716,7 +717,7 @@ def extreme_rows_findings(
 ) -> list[Finding]:
     """Whether held-out R² hangs on a few rows of extreme predictions.
 
-    Told of the output where it does most.
+    It speaks of the output for which that is so most.
     """
     hanging = [
         (without.lost, without, output)
@@ -1099,7 +1100,7 @@ def _system(correlation: FloatArray, others: NDArray[np.intp]) -> FloatArray:
 def _smallest_set(
     correlation: FloatArray, target: int, owners: NDArray[np.intp]
 ) -> tuple[tuple[int, ...], float]:
-    """Few features that determine a column, the most telling first, and their R²."""
+    """The fewest features that determine a column, the one that explains most first; and R²."""
     candidates = [feature for feature in np.unique(owners).tolist() if feature != owners[target]]
     chosen: list[int] = []
     share = 0.0

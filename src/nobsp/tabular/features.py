@@ -351,7 +351,7 @@ def _labels_of_flags(names: Sequence[str], levels: Tensor) -> list[str]:
 
 Encode = Callable[[NDArray[np.generic]], Tensor]
 
-# Numbers with at most so many distinct values have their knots there.
+# Numbers with at most this many distinct values have their knots there.
 FEW_VALUES = 32
 # Rows that each value of a number has on average, where numbers are taken to be whole, or codes:
 # one knot at each.
@@ -421,8 +421,8 @@ def place_knots(
     Some of those inside are evenly spaced, for heavy tails; `on_values` moves them to the nearest
     number that occurs.
 
-    Numbers that take few values have one at each: up to so many values, where each is taken by
-    several rows.
+    Numbers that take few values have a knot at each: up to `most_values` of them, where several
+    rows take each.
     """
     low, high = span
     x = x[np.isfinite(x)]

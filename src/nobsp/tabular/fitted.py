@@ -337,7 +337,7 @@ class CalibratedModel:
             representation=representation,
             outputs=outputs,
             values=values,
-            # What the preprocessing makes a known level of is no stranger to the model.
+            # A name that is encoded like a known level is known to the model.
             outside=outside & ~alike,
             inputs=rows,
         )

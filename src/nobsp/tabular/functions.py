@@ -451,7 +451,7 @@ class Functions:
         require_whole_number("points", points, least=2)
         confidence = argument_of("level", level, present="confidence", current=confidence)
         require_number("confidence", confidence, above=0, below=1)
-        # Bands are normal: so many standard deviations either way.
+        # Half the width of a band in standard deviations; curves are taken to scatter normally.
         z = NormalDist().inv_cdf(0.5 + confidence / 2)
         spreads = with_bands(self).spreads
         half_widths = {feature: z * spread for feature, spread in spreads.items()}
@@ -588,7 +588,7 @@ class Functions:
         return drop(with_bands(self), feature, X, take_over=take_over, model=model)
 
     def undo(self, steps: int = 1) -> Functions:
-        """The functions before the last change, or so many changes ago."""
+        """The functions before the last change, or before the last `steps` changes."""
         require_whole_number("steps", steps)
         return undo(self, int(steps))
 

@@ -754,7 +754,7 @@ class Meter:
         self.reserved = rows
 
     def release(self) -> None:
-        """What was kept for later may run now."""
+        """Frees the forward rows that were reserved: what they were meant for runs now."""
         self.reserved = 0
 
     def spend(self, rows: int) -> None:
@@ -969,7 +969,7 @@ class Effort:
     most_pairs: int  # that are tested
     screen_lines: int  # of a number, while all pairs are screened
     screen_background: int
-    screen_budget: int  # forward rows meanwhile
+    screen_budget: int  # forward rows of the screening
     triple_background: int  # rows over which grids of triples are averaged
     triple_quantiles: int  # lines of a triple's side that follow the rows
     most_triples: int  # that are put on trial; none are looked for where it is zero

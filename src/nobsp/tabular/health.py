@@ -124,7 +124,7 @@ class Health:
 
     @property
     def headline_and_warnings(self) -> str:
-        """The headline with the codes of errors and warnings, for whoever sees nothing else."""
+        """The headline with the codes of errors and warnings, where nothing else is shown."""
         codes = [finding.code for finding in self.findings if finding.severity != "note"]
         if not codes:
             return self.headline

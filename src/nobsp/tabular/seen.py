@@ -59,7 +59,7 @@ class Seen:
 def look_at(X: TableLike, frame: Frame | None, position: int, name: str, most: int) -> Seen:
     """What is in one column, with at most `most` numbers as levels.
 
-    No other column is looked at meanwhile.
+    Columns are looked at one by one, so that only one of them is copied at a time.
     """
     if frame is None:
         values = np.asarray(X[:, position])

@@ -118,11 +118,11 @@ class Screen:
     varying: dict[Subset, float] = field(default_factory=dict)
 
     def strongest(self, most: int) -> list[Subset]:
-        """So many pairs."""
+        """The strongest pairs, `most` of them."""
         return list(self.strengths)[:most]
 
     def worth_trying(self, most: int) -> list[Subset]:
-        """So many pairs at most, without those that do nearly nothing."""
+        """The strongest pairs, at most `most` of them, without those that do nearly nothing."""
         return [pair for pair in self.strongest(most) if self.strengths[pair] >= WORTH_TRYING]
 
 
@@ -131,7 +131,7 @@ def screen_pairs(
 ) -> Screen:
     """Every pair's strength, strongest first, read off coarse tables.
 
-    It is that of the output in which it is largest.
+    Where there are several outputs, the strength is the largest of all.
     """
     few = sample.some()
     chunk = few.chunk()
@@ -222,8 +222,8 @@ def _strongest_features(
 def trial_of_pairs(tables: Tables) -> Trial:
     """Pairs that must pay on rows held out.
 
-    Strengths are of the model wherever it may be asked; where features are correlated, few rows may
-    be there.
+    A strong pair may be strong only at combinations of values that no row has, because its features
+    are correlated. Held-out rows tell.
     """
     return Trial(
         terms=tuple(grid.term for grid in tables.pairs),
@@ -495,7 +495,7 @@ class Selection:
 
     def _pieces(self, tables: Tables, named: Sequence[Subset] = ()) -> list[Piece]:
         """What the regression is made of: tables, and rows of named terms that have none."""
-        # Rows of terms without tables run now: what was kept for them is theirs.
+        # Terms without tables run their rows now, for which forward rows were reserved.
         self.maker.meter.release()
         singles, grids = tables.pieces()
         pieces = [self._single_piece(k, tables, singles) for k in range(len(tables.domains))]

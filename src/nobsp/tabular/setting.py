@@ -59,7 +59,7 @@ from nobsp.tabular.weights import count_in_memory, repeat_rows
 # Share of a limit that the rows used for finding the head may have.
 _PROBE_SHARE = 0.01
 _FEWEST_PROBE_ROWS = 16
-# What an explainer that takes over another's plan must have been asked for alike.
+# Options that an explainer must share with the one whose plan it takes over.
 _TAKEN_OVER = ("features", "background", "baseline", "reference", "interactions", "ridge")
 
 
@@ -103,10 +103,7 @@ class Options:
         return cls(**values, ridge=_checked_ridge(ridge, ridge_scale, reference))
 
     def require_alike(self, other: Options) -> None:
-        """Raises a ValueError where an explainer's options differ from those it takes over.
-
-        They come with the plan of another explainer.
-        """
+        """Raises a ValueError where the options of `like`, whose plan is taken over, differ."""
         for name in _TAKEN_OVER:
             mine = getattr(self, name)
             theirs = getattr(other, name)
@@ -199,8 +196,8 @@ _MOST_SHOWN = 8
 class Problem:
     """A model to be explained, with its columns and options.
 
-    Of the rows, those that the head was found with have been read, and all of them where a
-    preprocessing has to be learnt from.
+    The rows that the head was found with have been read by then; all rows, where what a
+    preprocessing makes of each column had to be learnt from them.
     """
 
     adapted: Adapted

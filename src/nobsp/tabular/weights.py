@@ -12,8 +12,7 @@ from nobsp.frames import take_rows
 from nobsp.network.columns import SAMPLE_ROWS
 from nobsp.tabular.lookup import Places
 
-# Rows that weights repeat a table to: so many times its own, where that is no more than a sample
-# has.
+# Most rows of a repeated table, as a multiple of its own, where that is no more than a sample has.
 _MOST_REPEATS = 32
 # The same where a table has more rows than that: weights are then rounded.
 _FEWEST_REPEATS = 4
@@ -46,7 +45,7 @@ def _inputs_of(X: TableLike, *, several: bool) -> tuple[TableLike, ...]:
 def repeat_rows(
     X: TableLike, sample_weight: ArrayLike, *, several: bool
 ) -> tuple[TableLike, int, Places]:
-    """The rows as often as their weights say, how many there were, and which one each is."""
+    """Rows repeated by weight, how many have any weight, and the position each was taken from."""
     n_rows = count_in_memory(X, several=several, argument="sample_weight")
     parts = _inputs_of(X, several=several)
     weight = numbers_of(sample_weight, name="sample_weight")

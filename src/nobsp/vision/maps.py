@@ -394,7 +394,7 @@ def pictures_of(
 
 
 def _channels_last(array: AnyArray, count: int, argument: str) -> AnyArray:
-    """So many images as (n, height, width, channels), or an error where they are none."""
+    """Images as (n, height, width, channels), as many as are needed, or an error."""
     _require_finite(array, argument)
     if count == 1 and array.ndim == 3:
         array = array[None]
