@@ -15,6 +15,7 @@ import nobsp
 from benchmarks.architectures import torchvision_models
 from nobsp.parts.attention import SplitAttention
 from nobsp.parts.pruning import find_groups
+from nobsp.parts.surgery import columns_entering, matrix_of, outputs_leaving
 from tests.parts.streams import Attention, drawn, rows, tokens
 from tests.parts.test_explanation import huggingface
 from tests.tolerances import SINGLE, assert_same_to_rounding
@@ -519,6 +520,69 @@ def test_what_cannot_be_done_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         nobsp.prune(model, torch.randn(20, 4), **options)
+
+
+PATCHES: dict[str, tuple[nn.Conv1d | nn.Conv2d, Tensor]] = {
+    "same": (
+        nn.Conv2d(3, 5, (3, 2), padding="same", dilation=(1, 2)),
+        rows(2, 3, 9, 8),
+    ),
+    "valid": (nn.Conv2d(3, 5, 3, padding="valid", stride=2), rows(2, 3, 9, 8)),
+    "numbers": (nn.Conv2d(3, 5, (3, 1), padding=(2, 1), stride=(1, 2)), rows(2, 3, 9, 8)),
+    "same, a sequence": (nn.Conv1d(3, 5, 3, padding="same", dilation=2), rows(2, 3, 11)),
+    "numbers, a sequence": (nn.Conv1d(3, 5, 3, padding=2, stride=2), rows(2, 3, 11)),
+}
+
+
+@pytest.mark.parametrize("padding", PATCHES)
+def test_a_convolution_is_its_patches_times_its_weights(padding: str) -> None:
+    layer, x = PATCHES[padding]
+    drawn(layer)
+
+    with torch.no_grad():
+        products = columns_entering(layer, x) @ matrix_of(layer) + layer.bias
+        torch.testing.assert_close(products, outputs_leaving(layer, layer(x)))
+
+
+def test_channels_go_with_their_slopes_and_where_padding_is_a_word() -> None:
+    first = nn.Conv2d(3, 8, 3, padding="same")
+    second = nn.Conv2d(8, 6, 3, padding="same")
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2))
+    model = drawn(nn.Sequential(first, nn.PReLU(8), second, nn.PReLU(), *head))
+    twice(first, second)
+    with torch.no_grad():
+        model[1].weight[4:] = model[1].weight[:4]
+
+    pruned = nobsp.prune(model, rows(40, 3, 8, 8), keep=0.5, protect=["4", "6"])
+
+    [layer] = pruned.layers
+    assert (layer.name, layer.after) == ("0", 4)
+    assert pruned.model[1].num_parameters == len(pruned.model[1].weight) == 4
+    assert pruned.measured_change < AS_GOOD_AS_NOTHING
+
+
+class OneNorm(nn.Module):
+    """The same batch norm twice: it cannot be made smaller for one of the two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 3)
+        self.between = nn.Conv2d(6, 6, 3, groups=6)
+        self.norm = nn.BatchNorm2d(6)
+        self.last = nn.Conv2d(6, 4, 1)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.between(self.norm(self.first(x)).relu()))
+        return self.head(self.last(x.relu()).relu().mean((2, 3)))
+
+
+def test_a_layer_between_that_is_used_twice_keeps_its_channels_and_says_so() -> None:
+    pruned = nobsp.prune(drawn(OneNorm()), rows(40, 3, 8, 8), keep=0.5)
+
+    assert [layer.name for layer in pruned.layers] == ["last"]
+    reasons = {layer.name: layer.reason for layer in pruned.left_whole}
+    assert "used more than once" in reasons["between"]
 
 
 def test_numbers_that_overflow_are_refused_and_not_measured_as_nan() -> None:

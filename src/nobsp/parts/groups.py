@@ -46,7 +46,8 @@ class Group:
 
     consumer: str  # the layer that reads the parts
     producers: tuple[str, ...]  # the layers that make them
-    channelwise: tuple[str, ...]  # batch norms and depthwise convolutions between
+    # batch norms, activations with slopes and depthwise convolutions between
+    channelwise: tuple[str, ...]
     count: int  # how many parts there are
     width: int  # columns of the consumer that belong to a part
     kind: str  # "units", "channels", "heads", or "head groups" that share keys and values
@@ -148,6 +149,12 @@ class Finder:
     def calls(self) -> Counter[str]:
         """How often each layer with weights ran."""
         return Counter(step.module for step in self.tape.steps if is_weighted(step))
+
+    @cached_property
+    def channelwise_calls(self) -> Counter[str]:
+        """How often each batch norm, and each activation with slopes, ran."""
+        names = (*_BATCH_NORMS, "_prelu_kernel")
+        return Counter(step.module for step in self.tape.steps if step.name in names)
 
     @cached_property
     def shared_weights(self) -> frozenset[int]:
@@ -297,7 +304,7 @@ class Finder:
         parents = self.graph.parents(value)
         if is_weighted(step):
             return self._at_layer(step, parents, is_map=is_map)
-        if step.name in _BATCH_NORMS:
+        if step.name in _BATCH_NORMS or self._has_slopes(step, value, is_map=is_map):
             return self._further(parents[0], step.module, is_map=is_map)
         if step.module in self.activations:
             entering = self._entering_activation(step.module)
@@ -310,6 +317,13 @@ class Finder:
             return f"what it makes {mixed} other tensors, as in a residual stream"
 
         return self._through(step, value, parents[0], is_map=is_map)
+
+    def _has_slopes(self, step: Step, value: int, *, is_map: bool) -> bool:
+        """Whether a step is an activation with a slope of its own for every channel."""
+        layer = self.layers.get(step.module)
+        by_channel = isinstance(layer, nn.PReLU) and layer.num_parameters > 1
+        # Channels are second, which in a vector is last.
+        return by_channel and (is_map or self.tape.values[value].ndim == 2)
 
     def _at_layer(self, step: Step, parents: Sequence[int], *, is_map: bool) -> Chain | str:
         """The layer that made a tensor.
@@ -326,8 +340,11 @@ class Finder:
 
     def _further(self, value: int, module: str, *, is_map: bool) -> Chain | str:
         """The way back through a layer that treats every channel by itself."""
-        if module in self.altered:
-            return f"{module}, which comes after it, cannot be cut ({self.altered[module]})"
+        reason = self.altered.get(module, "")
+        if self.channelwise_calls[module] > 1:
+            reason = "it is used more than once"
+        if reason:
+            return f"{module}, which comes after it, cannot be cut ({reason})"
         chain = self._trace(value, is_map=is_map)
         return chain.after(module) if isinstance(chain, Chain) else chain
 
@@ -487,11 +504,7 @@ def is_plain_layer(layer: nn.Module) -> bool:
     It is a linear layer, a convolution, or the linear layer of GPT-2.
     """
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
-        return (
-            layer.groups == 1
-            and layer.padding_mode == "zeros"
-            and not isinstance(layer.padding, str)
-        )
+        return layer.groups == 1 and layer.padding_mode == "zeros"
     return isinstance(layer, nn.Linear) or is_transposed(layer)
 
 

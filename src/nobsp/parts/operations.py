@@ -119,6 +119,7 @@ _POINTWISE = frozenset(
         "exp",
         "abs",
         "square",
+        "_prelu_kernel",
     ]
 )
 _WEIGHTED = _PRODUCTS | frozenset(

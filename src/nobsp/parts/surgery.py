@@ -32,26 +32,37 @@ def columns_entering(layer: nn.Module, entering: Tensor) -> Tensor:
 
     Of a convolution these are all patches.
     """
-    if isinstance(layer, nn.Conv1d):
-        # A sequence is an image of one line.
-        patches = functional.unfold(
-            entering.unsqueeze(2),
-            (1, layer.kernel_size[0]),
-            dilation=(1, layer.dilation[0]),
-            padding=(0, int(layer.padding[0])),
-            stride=(1, layer.stride[0]),
-        )
-        return patches.mT
-    if isinstance(layer, nn.Conv2d):
-        patches = functional.unfold(
-            entering,
-            layer.kernel_size,
-            dilation=layer.dilation,
-            padding=layer.padding,  # type: ignore[arg-type]  # no text: those are left alone
-            stride=layer.stride,
-        )
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        padded = functional.pad(entering, _zeros_around(layer))
+        if isinstance(layer, nn.Conv1d):
+            # A sequence is an image of one line.
+            patches = functional.unfold(
+                padded.unsqueeze(2),
+                (1, layer.kernel_size[0]),
+                dilation=(1, layer.dilation[0]),
+                stride=(1, layer.stride[0]),
+            )
+        else:
+            patches = functional.unfold(
+                padded, layer.kernel_size, dilation=layer.dilation, stride=layer.stride
+            )
         return patches.mT
     return entering.reshape(len(entering), -1, entering.shape[-1])
+
+
+def _zeros_around(layer: nn.Conv1d | nn.Conv2d) -> list[int]:
+    """How many zeros a convolution puts before and behind each axis, the last axis first."""
+    zeros: list[int] = []
+    for axis in reversed(range(len(layer.kernel_size))):
+        if layer.padding == "valid":
+            zeros += [0, 0]
+        elif layer.padding == "same":
+            total = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
+            before = total // 2
+            zeros += [before, total - before]
+        else:
+            zeros += [int(layer.padding[axis])] * 2
+    return zeros
 
 
 def outputs_leaving(layer: nn.Module, leaving: Tensor) -> Tensor:
@@ -144,7 +155,7 @@ def _keep_rows(layer: nn.Module, rows: Tensor) -> None:
 
 
 def _keep_channels(layer: nn.Module, alive: Tensor) -> None:
-    """A batch norm or depthwise convolution for fewer channels."""
+    """A batch norm, activation with slopes or depthwise convolution for fewer channels."""
     for name, tensor in list(layer.named_parameters(recurse=False)):
         setattr(layer, name, _parameter(tensor.detach()[alive], tensor))
     for name, buffer in list(layer.named_buffers(recurse=False)):
@@ -152,6 +163,8 @@ def _keep_channels(layer: nn.Module, alive: Tensor) -> None:
             setattr(layer, name, buffer[alive].clone())
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
         layer.groups = layer.in_channels = layer.out_channels = len(alive)
+    elif isinstance(layer, nn.PReLU):
+        layer.num_parameters = len(alive)
     else:
         setattr(layer, "num_features", len(alive))  # noqa: B010 - a batch norm of any kind
 
