@@ -585,6 +585,31 @@ def test_a_layer_between_that_is_used_twice_keeps_its_channels_and_says_so() -> 
     assert "used more than once" in reasons["between"]
 
 
+class SharedNorm(nn.Module):
+    """A batch norm behind the layer that reads the parts, and elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 12)
+        self.outer = nn.Linear(12, 4, bias=False)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return self.head(x + self.norm(self.outer(self.inner(x).relu())))
+
+
+def test_a_norm_that_has_other_work_does_not_take_a_mean_on() -> None:
+    model = drawn(SharedNorm())
+
+    small = nobsp.prune(model, rows(200, 4), keep=0.5).model
+
+    assert isinstance(small, SharedNorm)
+    assert torch.equal(small.norm.running_mean, model.norm.running_mean)
+    assert small.outer.bias is not None
+
+
 def test_numbers_that_overflow_are_refused_and_not_measured_as_nan() -> None:
     table = rows(200, 6)
     table[:, 0] = 1e38

@@ -282,12 +282,13 @@ class Finder:
         return heads if heads is not None else chain
 
     def _norm_after(self, step: Step) -> str:
-        """The batch norm that reads what a layer returns, where nothing else does."""
+        """The batch norm that reads what a layer returns and nothing else, as nothing else does."""
         value = step.outputs[0]
         if self.readers[value] > 1:
             return ""
         for reader in self.tape.steps:
-            if value in reader.inputs and reader.name in _BATCH_NORMS:
+            is_norm = reader.name in _BATCH_NORMS and self.channelwise_calls[reader.module] == 1
+            if value in reader.inputs and is_norm:
                 return reader.module
         return ""
 
