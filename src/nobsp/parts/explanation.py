@@ -255,19 +255,8 @@ def explain_parts(
     require_whole_number("batch_size", batch_size)
     module = module_of(model)
     rows = read_rows(module, X, name="X", batch_size=batch_size)
-    reference = rows
-    if background is not None:
-        reference = read_rows(module, background, name="background", batch_size=batch_size)
-    if len(reference.tensor) < 2:
-        raise ValueError(
-            "X has one row, and contributions are measured from the mean over rows; pass more rows "
-            "as background."
-        )
-    row_shape = tuple(rows.tensor.shape[1:])
-    _require_shape(reference, row_shape, name="background")
     require_deterministic(module, rows)
-    if background is not None:
-        require_deterministic(module, reference, name="background")
+    reference = _read_reference(module, rows, background)
     if isinstance(target, type):
         raise TypeError(f"target must be numbers of outputs or a function, found {quote(target)}.")
 
@@ -291,7 +280,7 @@ def explain_parts(
         target=target,
         columns=columns,
         batch_size=batch_size,
-        row_shape=row_shape,
+        row_shape=tuple(rows.tensor.shape[1:]),
         fingerprint=fingerprint_of(module, ""),
     )
     chosen = list(columns)
@@ -302,6 +291,21 @@ def explain_parts(
         output_names=tuple(names[column] for column in columns),
         mean_outputs=mean_outputs[chosen].numpy(),
     )
+
+
+def _read_reference(module: nn.Module, rows: Rows, background: ArrayLike | None) -> Rows:
+    """The rows that means are taken over: the explained ones, or others of their shape."""
+    reference = rows
+    if background is not None:
+        reference = read_rows(module, background, name="background", batch_size=rows.batch_size)
+        _require_shape(reference, tuple(rows.tensor.shape[1:]), name="background")
+        require_deterministic(module, reference, name="background")
+    if len(reference.tensor) < 2:
+        raise ValueError(
+            "X has one row, and contributions are measured from the mean over rows; pass more rows "
+            "as background."
+        )
+    return reference
 
 
 @dataclass(frozen=True, eq=False)
