@@ -715,3 +715,16 @@ def test_an_audit_of_images_is_applied_by_their_files(nobsp: Run, tmp_path: Path
     assert done.code == 0, done.err
     labels = {line["image"]: line["label"] for line in lines_of(tmp_path / "out" / "cleaned.csv")}
     assert labels[file] == "down"
+
+
+def test_what_is_flagged_beyond_the_first_is_counted(
+    nobsp: Run, kinds: Path, tmp_path: Path
+) -> None:
+    asking = [word for word in asked(kinds, "kinds.csv", "kind") if word != "--json"]
+    asking += ["--output-names", *NAMES, "--budget", 3, "--outliers", 0.2]
+
+    done = nobsp(*asking, "--out", tmp_path / "out")
+
+    flagged = [line for line in lines_of(tmp_path / "out" / "audit.csv") if line["reason"]]
+    assert len(flagged) > 5
+    assert f"{len(flagged) - 5} more are flagged in audit.csv" in done.out

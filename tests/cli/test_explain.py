@@ -747,6 +747,7 @@ WRONG: dict[str, tuple[tuple[object, ...], int, str]] = {
         2,
         "is not a model that this command reads",
     ),
+    "a file of code without a function": (("--model", "shop.py"), 2, "shop.py:function"),
     "out is a file": (("--out", "houses.csv"), 2, "--out houses.csv is a file"),
     "out below a file": (("--out", "houses.csv/out"), 2, "cannot be written to"),
     "out where nobody may write": (("--out", "/proc/nobsp"), 2, "cannot be written to"),

@@ -440,3 +440,9 @@ def test_a_first_row_that_does_not_fit_concerns_no_other(frame_of: Frames) -> No
 
     rows = torch.cat(list(source))
     assert rows.isnan().ravel().tolist() == [True, False, False]
+
+
+def test_names_in_a_stream_are_sent_to_one_frame(frame_of: Frames) -> None:
+    batch = frame_of({"city": ["Oslo", "Rome"]})
+    with pytest.raises(TypeError, match="needs all rows in one frame"):
+        read([batch, batch])

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 FILES = ("audit.csv", "influence.csv", "report.html")
 _COUNTS = ("likely_wrong_labels", "likely_errors", "boundary_cases", "outliers")
+# Rows whose reasons are printed.
+_FIRST = 5
 _ROWS_IN_REPORT = 5000
 _IMAGES_IN_REPORT = 60
 
@@ -451,9 +453,10 @@ def _summarise(
         "auroc": result.auroc,
         "first": [
             {"name": names[row], "reason": result.reasons[row]}
-            for row in order[:5]
+            for row in order[:_FIRST]
             if result.reasons[row]
         ],
+        "flagged": sum(map(bool, result.reasons)),
         "influence_gradient": None if influence is None else influence.gradient,
         "influence_refused": influence_refused,
         "files": output.paths(
@@ -483,6 +486,9 @@ def _describe(summary: Mapping[str, Any]) -> list[str]:
         scores = ", ".join(f"{name} {score:.3f}" for name, score in summary["auroc"].items())
         lines.append(f"Telling right from wrong predictions, AUROC: {scores}.")
     lines += [f"{case['name']}: {case['reason']}." for case in summary["first"]]
+    n_more = summary["flagged"] - len(summary["first"])
+    if n_more > 0:
+        lines.append(f"{n_more:,} more are flagged in audit.csv, the most suspicious first.")
     if summary["influence_gradient"] is not None:
         lines.append("What speaks for and against what was flagged is in influence.csv.")
     if summary["influence_refused"] is not None:

@@ -113,9 +113,10 @@ def _from_file(path: Path, *, trust_pickle: bool) -> Loaded:
         raise UsageError(
             f"--model {path}: TorchScript is not read; save the model with torch.export.save."
         )
+    named = f"{path}:function" if path.suffix == ".py" else "package.module:function"
     raise UsageError(
         f"--model {path} is not a model that this command reads: torch.export (.pt2), skops or "
-        "ONNX. Or name a function that returns the model, package.module:function."
+        f"ONNX. Or name a function that returns the model, {named}."
     )
 
 

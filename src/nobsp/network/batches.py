@@ -550,6 +550,8 @@ def _require_number_columns(
                 "encode it first, or pass a scikit-learn Pipeline that does so together with its "
                 "network"
             )
+            if argument.startswith("batch "):
+                hint += "; a model that takes names itself needs all rows in one frame"
             if isinstance(dtype, nw.String):
                 hint = f"convert it if it holds numbers as text, else {hint}"
             raise TypeError(f"{argument} column {name!r} holds {dtype}, not numbers; {hint}.")
