@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from nobsp import NObSP, plots
@@ -107,3 +108,14 @@ def test_one_missing_number_changes_no_ranking() -> None:
     assert explanation.top(1).terms == (("x0",),)
     assert "strongest: x0" in repr(explanation)
     assert explanation.top(2).terms == explainer(COMPLETE[:100]).top(2).terms
+
+
+def test_numbers_that_are_none_contribute_nothing_to_rows_without_a_prediction() -> None:
+    X = np.random.default_rng(0).normal(size=(200, 2))
+    explainer = NObSP(torch.nn.Linear(2, 1), interactions=0).fit(X)
+
+    explanation = explainer(np.array([[np.nan, 1.0], [np.inf, 1.0], [0.5, 1.0]]))
+
+    assert explanation.values[:2, 0].tolist() == [[0.0], [0.0]]
+    assert np.isnan(explanation.predictions[:, 0]).tolist() == [True, True, False]
+    assert np.isnan(explanation.residual[:, 0]).tolist() == [True, True, False]
