@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from nobsp import NObSP
-from nobsp.tabular.examination import few_rows_findings, scatter_of_share
+from nobsp.tabular.examination import Neighbourhoods, few_rows_findings, scatter_of_share
 from nobsp.tabular.health import ExplainedWorseWarning, far_finding
 from tests.tolerances import assert_same_to_rounding
 
@@ -68,6 +68,37 @@ def test_rows_without_clusters_raise_no_alarm(correlation: float) -> None:
     own = generator.normal(size=(800, 8))
     rows = correlation**0.5 * common + (1 - correlation) ** 0.5 * own
     assert "clusters" not in codes(NObSP(network(8), interactions=0).fit(rows))
+
+
+@pytest.mark.parametrize(
+    ("row_wise", "apart", "is_clustered"),
+    [
+        (0.95, 0.85, True),
+        (0.93, 0.85, True),
+        (0.75, 0.63, True),
+        (0.84, 0.77, False),  # whole numbers, independent
+        (0.69, 0.63, False),
+        (0.99, 0.98, False),
+    ],
+)
+def test_a_loss_as_rows_at_the_rim_have_it_tells_of_no_clusters(
+    row_wise: float, apart: float, *, is_clustered: bool
+) -> None:
+    neighbourhoods = Neighbourhoods(
+        codes=np.zeros(0, dtype=np.intp),
+        regression=None,  # type: ignore[arg-type]
+        row_wise=torch.tensor([row_wise]),
+        explained=torch.tensor([apart]),
+        scatter=torch.tensor([0.015]),
+        typical_loss=torch.tensor([0.04]),
+    )
+    assert bool(neighbourhoods.clustered) == is_clustered
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_whole_numbers_without_clusters_raise_no_alarm(seed: int) -> None:
+    rows = np.random.default_rng(seed).integers(0, 7, size=(600, 6)).astype(float)
+    assert "clusters" not in codes(NObSP(network(6), interactions=0).fit(rows))
 
 
 def test_named_groups_are_not_called_clusters() -> None:

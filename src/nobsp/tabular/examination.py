@@ -495,6 +495,12 @@ FEWEST_DIVIDED_ROWS = 100
 # Share of the neighbourhoods, those that lose most, without which a loss is still one of most of
 # them.
 TRIMMED = 0.1
+# Neighbourhoods at the rim of the rows lose something without any clusters, more where less is
+# explained: of independent rows with R² from .58 to .95 up to .08, of clusters .11 or more. So a
+# loss worth telling is larger by this share of what is unexplained, but never above the second
+# figure.
+LOSS_AT_THE_RIM = 0.3
+LARGEST_LOSS_AT_THE_RIM = 0.09
 # Rows below which held-out R² says nothing.
 TOO_FEW_ROWS = 10
 # Rows, or groups of them, below which their number is told whatever R² is.
@@ -540,7 +546,9 @@ class Neighbourhoods:
         loss = self.row_wise - self.explained
         beyond_scatter = loss > STANDARD_ERRORS * self.scatter
         widespread = self.typical_loss > WORTH_TELLING
-        return (loss > WORTH_TELLING) & (beyond_scatter | widespread)
+        at_the_rim = LOSS_AT_THE_RIM * (1 - self.row_wise)
+        least = (WORTH_TELLING + at_the_rim).clamp(max=LARGEST_LOSS_AT_THE_RIM)
+        return (loss > least) & (beyond_scatter | widespread)
 
 
 def hold_out_neighbourhoods(fit: RegressionFit, domains: Sequence[Domain]) -> Neighbourhoods | None:
