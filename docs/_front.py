@@ -101,6 +101,8 @@ def draw(scheme: str, rents: dict[str, Any], digits: dict[str, Any], page: Path)
         curves.suptitle("functions, with bands", fontweight="bold")
         bars = account.add_subplot()
         rents["ex"].plot.waterfall(3, ax=bars)
+        low, high = bars.get_xlim()
+        bars.set_xlim(low - 0.08 * (high - low), high)  # numbers stand left of bars
         for line in bars.get_xgridlines():
             line.set_color(colours["grid.color"])
         account.suptitle("one prediction, to the last digit", fontweight="bold")

@@ -167,13 +167,20 @@ def _finding(finding: FindingLike) -> str:
 
 
 def with_code(text: str) -> str:
-    """A text as HTML, with what stands between backticks as code, in the words asked for.
+    """A text as HTML, in the words asked for; options and what is between backticks are code.
 
     Example:
         >>> with_code("`far` < 3")
         '<code>far</code> &lt; 3'
     """
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(_wording.get()(text)))
+    worded_text = html.escape(_wording.get()(text))
+    return re.sub(r"`([^`]+)`|(?<!\S)(\(?)(--[a-z][a-z-]+)", _as_code, worded_text)
+
+
+def _as_code(found: re.Match[str]) -> str:
+    """What stands between backticks, or an option of the command line, as code."""
+    quoted, bracket, option = found.groups()
+    return f"<code>{quoted}</code>" if quoted else f"{bracket}<code>{option}</code>"
 
 
 @contextmanager
@@ -183,7 +190,7 @@ def worded(words: Callable[[str], str]) -> Iterator[None]:
     Example:
         >>> with worded(lambda text: text.replace("ridge=1", "--ridge 1")):
         ...     with_code("try ridge=1")
-        'try --ridge 1'
+        'try <code>--ridge</code> 1'
     """
     token = _wording.set(words)
     try:

@@ -71,7 +71,7 @@ def test_findings_name_options_and_groups_are_confirmed(
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     told = " ".join(re.findall(r'class="finding .*?</p>', page, re.DOTALL))
     assert "interactions=" not in told
-    assert "--interactions 1" in told
+    assert "<code>--interactions</code> 1" in told
     if form:
         assert "groups" in {finding["code"] for finding in json.loads(done.out)["health"]}
 

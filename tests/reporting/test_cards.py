@@ -318,6 +318,17 @@ def test_endings_and_single_checks(tmp_path):
     assert "nan" not in text.lower().replace("finance", "")
 
 
+def test_names_from_right_to_left_stand_at_the_left_of_their_card(browser, tmp_path):
+    X = np.random.default_rng(0).normal(size=(100, 2))
+    names = ["שם", "other"]
+    explainer = nobsp.NObSP(lambda X: X[:, 0] ** 2, features=names, interactions=0).fit(X)
+    page = browser.new_page(viewport={"width": 400, "height": 800})
+    page.goto(nobsp.card(explainer, X, tmp_path / "card.html").as_uri())
+    left = page.locator(".card h3 bdi", has_text="שם").bounding_box()["x"]
+    page.close()
+    assert left < 100
+
+
 def test_numbers_below_a_curve_stay_whole_beside_a_long_name(browser, tmp_path):
     name = "a_very_long_name_of_a_feature_without_any_space_that_goes_on_and_on"
     X = np.random.default_rng(0).normal(size=(100, 2))

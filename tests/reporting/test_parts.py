@@ -51,6 +51,19 @@ def test_a_plain_networks_page_has_its_units(tmp_path: Path) -> None:
     assert "<polyline" not in page
 
 
+def test_rounding_is_written_as_nothing(tmp_path: Path) -> None:
+    model = drawn(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)))
+    x = rows(20, 3)
+    ablation = nobsp.explain_parts(model, x).ablation(x)  # nothing stands behind its units
+
+    page = nobsp.report(ablation, tmp_path / "units.html").read_text(encoding="utf-8")
+
+    table = re.search(r'<table class="list">(.*?)</table>', page, re.DOTALL)
+    assert table is not None
+    indirect = re.findall(r'<td class="number">([^<]*)</td>\s*</tr>', table[1])
+    assert set(indirect) == {"0"}
+
+
 COLOURS = """() => [getComputedStyle(document.body).backgroundColor,
   ...['.map td[style]:not(.dark)', '.map td.dark'].map(which => {
     const style = getComputedStyle(document.querySelector(which));

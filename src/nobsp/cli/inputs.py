@@ -232,7 +232,7 @@ def _from_factory(
         value = value()
     if weights is not None:
         _load_weights(value, weights, trust_pickle=trust_pickle)
-    return _as_loaded(name.rpartition(".")[2], "factory", value)
+    return _as_loaded(name.rpartition(".")[2], "a function", value)
 
 
 def _import_module(model_name: str, module: str) -> Any:

@@ -21,6 +21,8 @@ _MOST_OUTPUTS = 10
 _MOST_LINES = 40
 # Corners of the drawing of depths.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 600.0, 14.0, 186.0
+# What is smaller than this share of the largest is rounding, or as good as nothing.
+_ROUNDING = 1e-6
 # Cells above this share of the largest have letters of the page's colour.
 _INVERTED_LETTERS = 0.6
 
@@ -58,8 +60,7 @@ def _page_of(subject: Any, *, title: str | None, about: str | None) -> dict[str,
     ablated = hasattr(subject, "effects")
     direct = subject.direct if ablated else subject.values
     lead = (
-        "What each part adds by writing into the stream that the head reads, directly; later parts "
-        "are not in it."
+        "What each part adds to the output directly. What it does through later parts is not in it."
     )
     if ablated:
         lead += (
@@ -103,7 +104,7 @@ def _section(subject: Any, column: int, *, ablated: bool) -> dict[str, Any]:
         "largest": [
             {
                 "name": subject.parts[part].name,
-                "numbers": [_number(float(values[part])) for values in numbers],
+                "numbers": [_number(float(values[part]), beside=largest) for values in numbers],
             }
             for part in order
         ],
@@ -138,7 +139,7 @@ def _cell(size: float, largest: float) -> dict[str, Any] | None:
         return None
     share = size / largest if largest else 0.0
     return {
-        "text": _number(size),
+        "text": _number(size, beside=largest),
         "colour": f"color-mix(in srgb, var(--against) {share:.1%}, var(--paper))",
         "dark": share > _INVERTED_LETTERS,
     }
@@ -166,7 +167,10 @@ def _lens(lens: Any, column: int) -> dict[str, Any]:
     }
 
 
-def _number(value: float) -> str:
+def _number(value: float, *, beside: float = 0.0) -> str:
+    """A number in few digits; none where it is but rounding of the largest beside it."""
     if not np.isfinite(value):
         return "–"
+    if abs(value) <= _ROUNDING * beside:
+        return "0"
     return f"{value:.3g}".replace("-", "−")

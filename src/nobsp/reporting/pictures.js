@@ -213,7 +213,7 @@ function startPictures() {
       ? "Orange shows where channels are active that speak for the class, blue where channels are active that speak against "
         + "it. For and against share one scale within an image, so that they can be compared."
       : `Orange is evidence for the class, blue evidence against it: ${pictures.maps.captions.join(", and ")}. Each map has its `
-        + "own scale." + (pictures.maps.picture ? "" : " The numbers of an account add up: with what is left over they are the logit less its base.")
+        + "own scale." + (pictures.maps.picture ? "" : " The numbers of an account add up: with what is left over they are the logit, or the difference of logits, less its base.")
     : `Each ${noun} with the ${noun}s of the index that are nearest to it: their labels, and how far away they are.`);
   arrangePlates();
   drawExamples();
