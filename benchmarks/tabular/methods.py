@@ -149,7 +149,9 @@ METHODS: Mapping[str, Method] = {
     SINGLES: Method(singles, _CODE),
     PAIRS: Method(pairs, _CODE),
     STEADY: Method(one_by_one, _CODE),
-    TOTAL: Method(totals, (kept.rooms("tabular/fitted.py", "tabular/removal.py", "network/columns.py"),)),
+    TOTAL: Method(
+        totals, (kept.rooms("tabular/fitted.py", "tabular/removal.py", "network/columns.py"),)
+    ),
     GRADIENTS: Method(integrated_gradients, (kept.package("captum"),)),
     SHAP: Method(kernel_shap, (kept.package("shap"),)),
 }
