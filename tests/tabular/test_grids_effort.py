@@ -98,6 +98,13 @@ def test_groups_and_named_pairs_fit_into_a_limit(options: Any, limit: int) -> No
     assert fresh_share(explainer) > 0.5
 
 
+def test_little_explained_for_want_of_forward_rows_says_so() -> None:
+    limited = NObSP(lambda x: x[:, 0] * x[:, 1] * x[:, 2] + x[:, 3], max_forward_rows=8_000)
+    rows = np.random.default_rng(3).normal(size=(600, 6))
+    messages = {f.code: f.message for f in limited.fit(rows).health().findings}
+    assert "max_forward_rows=8,000 pays for no more" in messages["low_share"]
+
+
 def test_a_named_triple_fits_into_a_limit() -> None:
     model = Counted()
     explainer = NObSP(model, interactions=[("x1", "x2", "x3")], max_forward_rows=20_000).fit(X)

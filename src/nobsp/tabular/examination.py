@@ -99,6 +99,7 @@ def examine(
             what=_which_share(validity, fit),
             coarse=coarse,
             limit=limit,
+            budget=f"max_forward_rows={meter.limit:,}" if meter.reduced else "",
         ),
         *validity.findings,
         *feature_findings(setting, terms.order, values, measured),
@@ -295,11 +296,12 @@ def share_findings(
     what: Sequence[str],
     coarse: Sequence[str] = (),
     limit: str = "",
+    budget: str = "",
 ) -> list[Finding]:
     """What a low share explained means, for the worst output.
 
-    `what` says per output what the share is of, and `limit` which interactions the caller allows,
-    if not all.
+    `what` says per output what the share is of, `limit` which interactions the caller allows, if
+    not all, and `budget` how many forward rows, if these were too few.
     """
     known = [
         (share, name, words)
@@ -332,6 +334,9 @@ def share_findings(
             f"too few rows for so many features, or interactions that are not fitted, as {limit}"
         )
         advice = 'Leave interactions="auto", or calibrate on more rows.'
+    elif budget:
+        cause = f"interactions that are not fitted, as {budget} pays for no more, or too few rows"
+        advice = "Raise the limit, or calibrate on more rows."
     message = f"{words} is only {share:.3f}: {cause}. {advice}"
     return [Finding("warning", "low_share", name, message)]
 
