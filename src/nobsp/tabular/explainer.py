@@ -192,7 +192,8 @@ class NObSP(Explainer):
                 of a column of the frame, which stays a feature if the model takes it. Rows of one
                 customer, patient or day are then held out together, and drawn together for the
                 bands; the share explained is that on new groups. Identical rows are kept together
-                always.
+                too, but for those that columns of few values make by chance, and the most frequent
+                one: these join no groups.
             engine: Where rows are added up: `nobsp.Local` in this process, `nobsp.Ranks` on all
                 processes of a `torch.distributed` group, `nobsp.RayCluster` in the workers of a Ray
                 cluster. By default all ranks where there are several, else the cluster of a Ray
