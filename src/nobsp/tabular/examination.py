@@ -501,9 +501,9 @@ FEWEST_DIVIDED_ROWS = 100
 # them.
 TRIMMED = 0.1
 # Neighbourhoods at the rim of the rows lose something without any clusters, more where less is
-# explained: of independent rows with R² from .58 to .95 up to .08, of clusters .11 or more. So a
-# loss worth telling is larger by this share of what is unexplained, but never above the second
-# figure.
+# explained: independent rows with R² from .58 to .95 up to .08. Of clusters whose headline was too
+# high by .05 or more most lost .11 or more; a few .06 to .08. So a loss worth telling is larger by
+# this share of what is unexplained, but never above the second figure.
 LOSS_AT_THE_RIM = 0.3
 LARGEST_LOSS_AT_THE_RIM = 0.09
 # Rows below which held-out R² says nothing.
