@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nobsp import NObSP
+from nobsp.tabular.examination import name_pairs_left_out
 from nobsp.tabular.functions import Functions
 
 Array = NDArray[np.float64]
@@ -84,6 +85,14 @@ def test_nothing_is_said_of_an_additive_function_of_independent_features() -> No
     explainer = NObSP(additive, features=list("abcd")).fit(correlated(1000, 0.0))
     assert not {"pair_left_out", "far_from_average"} & set(codes(explainer))
     assert all(max(term.from_average) < 0.02 for term in explainer.health().terms)
+
+
+@pytest.mark.parametrize(("explained", "explains"), [(0.99, True), (0.3, False), (-0.1, False)])
+def test_single_features_are_the_reason_only_where_they_explain_the_rows(
+    explained: float, explains: bool
+) -> None:
+    (finding,) = name_pairs_left_out({(0, 1): 0.3}, [(0,), (1,)], ["a", "b"], explained=explained)
+    assert ("single features explain" in finding.message) == explains
 
 
 @pytest.mark.parametrize("interactions", [0, 1])

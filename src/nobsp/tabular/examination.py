@@ -103,7 +103,13 @@ def examine(
         ),
         *validity.findings,
         *feature_findings(setting, terms.order, values, measured),
-        *name_pairs_left_out(terms.strengths, terms.order, setting.names, limit=limit),
+        *name_pairs_left_out(
+            terms.strengths,
+            terms.order,
+            setting.names,
+            explained=float(validity.worst.nan_to_num(0.0).min()),
+            limit=limit,
+        ),
         *name_far_curves(distances, setting.names),
         *_notes(setting, terms, meter),
     ]
@@ -858,11 +864,12 @@ def name_pairs_left_out(
     fitted: Collection[Subset],
     names: Sequence[str],
     *,
+    explained: float,
     limit: str = "",
 ) -> list[Finding]:
     """Strong pairs without a term of their own, with their strengths.
 
-    `limit` says what the caller allows.
+    `explained` is the lowest held-out R² of an output, and `limit` says what the caller allows.
     """
     strong = [pair for pair, strength in strengths.items() if strength >= STRONG_PAIR]
     left_out = [pair for pair in strong if pair not in fitted]
@@ -877,6 +884,11 @@ def name_pairs_left_out(
         "single features explain the rows without it: their curves carry its part, and differ from "
         "the average effect"
     )
+    if not explained >= LOW_SHARE:
+        reason = (
+            "held-out rows were explained no better with it, which may be for want of rows: its "
+            "part is in the residual"
+        )
     if limit:
         reason = (
             f"{limit}: its part is in the residual, or in the curves of its features where these "
@@ -900,9 +912,9 @@ def name_far_curves(
     listed = ", ".join(f"{names[term[0]]} {largest[term]:.2f}" for term in far[:MOST_NAMED])
     more = f" and {len(far) - MOST_NAMED} more" if len(far) > MOST_NAMED else ""
     message = (
-        "The curve differs from partial dependence (the average effect over all rows), because "
-        "features are correlated and the rows support another split of the effect. The number is "
-        "how far on average, as a share of the output's spread."
+        "The curve differs from partial dependence (the average effect over all rows), because the "
+        "rows support another split of the effect, as they can where features are correlated or "
+        "rows are few. The number is how far on average, as a share of the output's spread."
     )
     return [Finding("note", "far_from_average", f"{listed}{more}", message)]
 
