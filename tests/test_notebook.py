@@ -150,13 +150,24 @@ def test_an_audit_shows_how_much_is_flagged_and_the_first_reasons(
     assert all(f"row {found.rows[row]}: " in shown for row in found.flagged[:5])
 
 
-def test_pictures_are_png_with_the_pixels_given() -> None:
+@pytest.mark.parametrize("channels", [3, 4])
+def test_pictures_are_png_with_the_pixels_given(channels: int) -> None:
     image = pytest.importorskip("PIL.Image")
-    pixels = np.random.default_rng(0).random((5, 7, 3))
+    pixels = np.random.default_rng(0).random((5, 7, channels))
     address = re.search(r"base64,([^']+)'", notebook.picture(pixels, "a <b>"))
     assert address is not None
     read = np.asarray(image.open(io.BytesIO(base64.b64decode(address[1]))))
     assert np.array_equal(read, (pixels * 255).astype(np.uint8))
+
+
+def test_where_a_map_is_zero_the_page_is_seen(cam: nobsp.NObSPCam) -> None:
+    image = pytest.importorskip("PIL.Image")
+    shown = cam(torch.rand(1, 3, 10, 10))._repr_html_()
+    address = re.search(r"base64,([^']+)'", shown)
+    assert address is not None
+    opacity = np.asarray(image.open(io.BytesIO(base64.b64decode(address[1]))))[..., 3]
+    assert opacity.min() < 40
+    assert opacity.max() == 255
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (3, 4, 6, 5)])
@@ -189,4 +200,21 @@ def test_a_curve_without_points_is_no_curve() -> None:
 def test_bars_give_way_on_a_narrow_screen(explainer: nobsp.NObSP) -> None:
     shown = explainer._repr_html_()
     assert "width:140px" not in shown
-    assert "width:min(140px,18vw)" in shown
+    assert "width:min(140px,14vw)" in shown
+
+
+def test_bars_stay_in_view_beside_a_long_name(browser: Any) -> None:
+    rows = np.random.default_rng(0).normal(size=(100, 2))
+    names = ["a_name_without_any_space_" * 6, "other"]
+    explainer = nobsp.NObSP(lambda X: X[:, 0] + X[:, 1], features=names, interactions=0).fit(rows)
+    page = browser.new_page(viewport={"width": 400, "height": 800})
+    page.set_content(explainer._repr_html_())
+    width = page.evaluate("document.documentElement.scrollWidth")
+    page.close()
+    assert width <= 400
+
+
+def test_rounding_beside_bars_is_nothing() -> None:
+    shown = notebook.bars([notebook.Bar("a", 2.0), notebook.Bar("b", 3e-17)], heading="sizes")
+    assert ">0</td>" in shown
+    assert "e−17" not in shown

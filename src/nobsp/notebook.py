@@ -31,7 +31,16 @@ _wording: ContextVar[Callable[[str], str]] = ContextVar("wording", default=str)
 _CURVE_WIDTH, _CURVE_HEIGHT = 90, 22
 _BAR_WIDTH = 140
 # What a bar may take of a narrow screen.
-_BAR_SPACE = f"min({_BAR_WIDTH}px,18vw)"
+_BAR_SPACE = f"min({_BAR_WIDTH}px,14vw)"
+# What is smaller than this share of the largest bar is rounding.
+_ROUNDING = 1e-12
+# Long names are broken, so that bars stay in view.
+_BROKEN = "overflow-wrap:break-word"
+_NAME_STYLE = f"max-width:min(22em,26vw);{_BROKEN}"
+# How PNG calls colours, and colours with opacity, by the number of channels.
+_PNG_KINDS = {3: 2, 4: 6}
+# Behind pictures that let it through: a little off the page, so that their edges are seen.
+_PICTURE_GROUND = "rgba(128,128,128,.12)"
 # The shorter side of a picture, in pixels of the screen.
 _PICTURE_SIDE = 84
 
@@ -107,15 +116,18 @@ def bars(lines: Sequence[Bar], *, heading: str) -> str:
 def _bar_row(bar: Bar, largest: float) -> str:
     known = bool(np.isfinite(bar.value))
     width = 100 * abs(bar.value) / largest if known else 0.0
+    is_rounding = known and abs(bar.value) <= _ROUNDING * largest
+    number = "0" if is_rounding else write_number(bar.value) if known else "–"
     colour = bar.colour or (FOR if bar.value >= 0 else AGAINST)
     cell = "padding:1px 8px;border:none;background:none"
     return (
         "<tr style='background:none'>"
-        f"<td style='{cell};text-align:left'>{html.escape(bar.name)}</td>"
+        f"<td style='{cell};text-align:left'>"
+        f"<div style='{_NAME_STYLE}'>{html.escape(bar.name)}</div></td>"
         f"<td style='{cell}'><span style='display:block;width:{_BAR_SPACE}'>"
         f"<span style='display:block;width:{width:.1f}%;height:.6em;border-radius:2px;"
         f"background:{colour}'></span></span></td>"
-        f"<td style='{cell};text-align:right'>{write_number(bar.value) if known else '–'}</td>"
+        f"<td style='{cell};text-align:right'>{number}</td>"
         f"<td style='{cell};white-space:nowrap'>{bar.beside}</td></tr>"
     )
 
@@ -160,7 +172,7 @@ def _finding(finding: FindingLike) -> str:
     colour = _SEVERITIES.get(finding.severity, NEUTRAL)
     subject = f"<b>{html.escape(finding.subject)}</b>: " if finding.subject else ""
     return (
-        f"<div style='border-left:3px solid {colour};padding-left:.6em;margin:.25em 0'>"
+        f"<div style='border-left:3px solid {colour};padding-left:.6em;margin:.25em 0;{_BROKEN}'>"
         f"<span style='opacity:.75'>{html.escape(finding.severity)}</span> "
         f"{subject}{with_code(finding.message)}</div>"
     )
@@ -205,7 +217,10 @@ def gallery(pictures: Iterable[str]) -> str:
 
 
 def picture(pixels: NDArray[np.float64], caption: str) -> str:
-    """An image (height, width, 3) of 0 to 1, enlarged without smoothing, with a caption."""
+    """An image (height, width, 3 or 4) of 0 to 1, enlarged without smoothing, with a caption.
+
+    A fourth channel says how opaque it is.
+    """
     height, width = pixels.shape[:2]
     scale = max(_PICTURE_SIDE / max(min(height, width), 1), 1.0)
     # A strip of time or words is as wide as it is long, and as high as a line.
@@ -213,7 +228,8 @@ def picture(pixels: NDArray[np.float64], caption: str) -> str:
     shown_width = width * scale if height > 1 else min(12 * width, 480)
     return (
         f"<figure style='margin:0'><img src='{_png_address(pixels)}' width='{shown_width:.0f}' "
-        f"height='{shown_height:.0f}' style='image-rendering:pixelated;border-radius:4px;margin:0' "
+        f"height='{shown_height:.0f}' style='image-rendering:pixelated;border-radius:4px;margin:0;"
+        f"background:{_PICTURE_GROUND}' "
         "alt=''><figcaption "
         f"style='font-size:.85em;opacity:.85'>{html.escape(caption)}</figcaption></figure>"
     )
@@ -224,7 +240,7 @@ def _png_address(pixels: NDArray[np.float64]) -> str:
     height, width = pixels.shape[:2]
     levels = np.clip(np.nan_to_num(pixels) * 255, 0, 255).astype(np.uint8)
     rows = b"".join(b"\0" + row.tobytes() for row in levels)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, _PNG_KINDS[levels.shape[2]], 0, 0, 0)
     data = b"\x89PNG\r\n\x1a\n" + b"".join(
         _png_chunk(kind, content)
         for kind, content in ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))

@@ -32,9 +32,8 @@ FOR = "#e8590c"
 AGAINST = "#1f7fd1"
 # Above this share, what is unexplained is said wherever maps are printed.
 NOTEWORTHY = 0.01
-# Maps that a notebook shows, and the grey they are drawn on.
+# Maps that a notebook shows.
 _SHOWN_MAPS = 8
-_PAPER = 0.93
 # How strong the colour is where a map is largest, and how bright red, green and blue look, as
 # browsers count it.
 OPACITY = 0.7
@@ -166,9 +165,11 @@ class ActivationMaps(NamesFromElsewhere):
             if values.ndim == 3:
                 values = values[len(values) // 2]
             colour, strength = colour_maps(np.atleast_2d(values)[None], kind=self.kind)
-            blend = strength[0][..., None]
-            # Between the colour and a grey that is neither page's own.
-            pixels = colour[0] * blend + _PAPER * (1 - blend)
+            # What is weak lets the notebook's own paper through, light or dark.
+            pixels = np.concatenate(
+                [np.broadcast_to(colour[0], (*strength[0].shape, 3)), strength[0][..., None]],
+                axis=-1,
+            )
             pictures.append(
                 notebook.picture(pixels, f"{names[row]}, {float(self.confidence[row]):.0%}")
             )
