@@ -171,16 +171,11 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
         effort, sample = _plan_and_run_sample(
             setting, represent, meter, effort, background, interactions
         )
-        shortcut = None
-        if setting.adapted.forest is not None:
-            shortcut = find_shortcut(
-                setting.adapted.forest, sample, setting.head_weight, spend=meter.spend
-            )
         fit_with_background = partial(
             fit_terms,
             setting,
             sample,
-            Access(represent, effort, meter, shortcut),
+            Access(represent, effort, meter, _shortcut_of(setting, sample, meter)),
             background=background,
             interactions=interactions,
             progress=progress,
@@ -225,6 +220,14 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
         base_values=sample.outputs.mean(0),  # of all rows, where a regression may have fewer
         health=examine(setting, terms, validity, values, measured, meter),
     )
+
+
+def _shortcut_of(setting: Setting, sample: Sample, meter: Meter) -> Shortcut | None:
+    """Tables read off the model's trees, where it has any that were understood."""
+    forest = setting.adapted.forest
+    if forest is None:
+        return None
+    return find_shortcut(forest, sample, setting.head_weight, spend=meter.spend)
 
 
 def _make_estimate(
