@@ -106,7 +106,10 @@ def rooms(*names: str) -> str:
     home = Path(inspect.getfile(nobsp)).parent
     said = hashlib.sha256()
     for name in names:
-        for file in [home / name] if name.endswith(".py") else sorted((home / name).glob("*.py")):
+        files = [home / name] if name.endswith(".py") else sorted((home / name).glob("*.py"))
+        if not files:
+            raise ValueError(f"the package has no room {name!r}")
+        for file in files:
             said.update(file.read_bytes())
     return said.hexdigest()
 

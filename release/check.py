@@ -160,6 +160,8 @@ def check_version(version: str) -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     require(f"\nversion: {version}\n" in citation, f"CITATION.cff is not of {version}")
     require(f"## [{version}]" in changelog, f"CHANGELOG.md has no section [{version}]")
+    unreleased = changelog.partition("## [Unreleased]")[2].partition("\n## [")[0]
+    require(not unreleased.strip(), f"CHANGELOG.md has notes under Unreleased, not under {version}")
 
 
 def require(condition: bool, complaint: str) -> None:

@@ -235,5 +235,5 @@ def detection_findings(found: list[Detection]) -> tuple[str, ...]:
 
 # Read while it is what runs; everything that decides a score is in these modules and in the package.
 _FINGERPRINT = kept.fingerprint(
-    sys.modules[__name__], votes, purity, cases, heads, kept.rooms("neighbours")
+    sys.modules[__name__], votes, purity, cases, heads, kept.rooms("neighbors")
 )

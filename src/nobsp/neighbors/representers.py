@@ -99,17 +99,9 @@ def share_out(
     base = (weight @ mean + bias)[codes]
     logits = base + (centred_queries * weight[codes]).sum(1)
 
-    extremes = Extremes(k)
-    sums = []
-    for piece in pieces(len(queries), len(rows), numbers=_MOST_NUMBERS):
-        products = centred_queries[piece] @ centred_rows.T
-        shares = products * coefficients.values[:, codes[piece]].T
-        sums.append(shares.sum(1))
-        extremes.add(shares)
-
+    extremes, added = _add_up_shares(centred_queries, codes, centred_rows, coefficients.values, k=k)
     values = extremes.values
     indices = extremes.indices
-    added = torch.cat(sums)
     others = torch.zeros(len(queries))
     if values.shape[1] < len(rows):
         others = added - values.sum(1)
@@ -125,6 +117,23 @@ def share_out(
         residual=(logits - base - added).numpy(),
         exact=coefficients.exact,
     )
+
+
+def _add_up_shares(
+    queries: Tensor, codes: Tensor, rows: Tensor, coefficients: Tensor, *, k: int | None
+) -> tuple[Extremes, Tensor]:
+    """The largest shares of every query, and the sum of all.
+
+    `codes` are the queries' targets, and `coefficients` are (rows, outputs).
+    """
+    extremes = Extremes(k)
+    sums = []
+    for piece in pieces(len(queries), len(rows), numbers=_MOST_NUMBERS):
+        products = queries[piece] @ rows.T
+        shares = products * coefficients[:, codes[piece]].T
+        sums.append(shares.sum(1))
+        extremes.add(shares)
+    return extremes, torch.cat(sums)
 
 
 def _targets_of(outcomes: Outcomes, rows: Rows) -> Tensor:
