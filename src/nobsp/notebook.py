@@ -189,9 +189,9 @@ def with_code(text: str) -> str:
     return re.sub(r"`([^`]+)`|(?<!\S)(\(?)(--[a-z][a-z-]+)", _as_code, worded_text)
 
 
-def _as_code(found: re.Match[str]) -> str:
+def _as_code(match: re.Match[str]) -> str:
     """What stands between backticks, or an option of the command line, as code."""
-    quoted, bracket, option = found.groups()
+    quoted, bracket, option = match.groups()
     return f"<code>{quoted}</code>" if quoted else f"{bracket}<code>{option}</code>"
 
 

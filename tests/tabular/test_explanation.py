@@ -445,8 +445,8 @@ def test_repr_names_the_strongest_term_first(ex):
     strongest = " × ".join(ex.terms[int(sizes.argmax())])
     assert f"strongest: {strongest}" in repr(ex)
     shown = ex._repr_html_()
-    assert shown.index(f">{strongest}</td>") < min(
-        shown.index(f">{' × '.join(term)}</td>")
+    assert shown.index(f">{strongest}</div>") < min(
+        shown.index(f">{' × '.join(term)}</div>")
         for term in ex.terms
         if term != ex.terms[sizes.argmax()]
     )
