@@ -114,19 +114,9 @@ def examine(
         *_notes(setting, terms, meter),
     ]
 
-    costs = {direct.term: direct.cost for direct in terms.direct}
     return Health(
         findings=sort_findings(findings),
-        terms=tuple(
-            TermHealth(
-                tuple(setting.names[feature] for feature in piece.term),
-                piece.rank,
-                share,
-                costs.get(piece.term, 0),
-                distances.get(piece.term, ()),
-            )
-            for piece, share in zip(fit.pieces, _unique_shares(values), strict=True)
-        ),
+        terms=_health_of_terms(setting, terms, values, distances),
         explained=tuple(validity.explained.tolist()),
         inside=tuple(fit.inside.tolist()),
         scatter=_scatter(fit),
@@ -136,6 +126,26 @@ def examine(
         rows=setting.n_rows,
         columns=fit.regression.design.shape[1],
         forward_rows=meter.spent,
+    )
+
+
+def _health_of_terms(
+    setting: Setting,
+    terms: FittedTerms,
+    values: Tensor,
+    distances: Mapping[Subset, tuple[float, ...]],
+) -> tuple[TermHealth, ...]:
+    """What is told of every term; `distances` are those of curves from partial dependence."""
+    costs = {direct.term: direct.cost for direct in terms.direct}
+    return tuple(
+        TermHealth(
+            tuple(setting.names[feature] for feature in piece.term),
+            piece.rank,
+            share,
+            costs.get(piece.term, 0),
+            distances.get(piece.term, ()),
+        )
+        for piece, share in zip(terms.fit.pieces, _unique_shares(values), strict=True)
     )
 
 

@@ -926,8 +926,13 @@ def _tie_groups(copies: Sequence[tuple[int, Codes]], groups: Codes) -> Codes:
         if sizes[joined].sum() <= max(_LARGEST_UNIT * len(groups), sizes[joined].max()):
             unit_of_group[np.isin(unit_of_group, joined)] = joined[0]
             sizes[joined[0]] = sizes[joined].sum()
-    _, codes = np.unique(unit_of_group[groups], return_inverse=True)
-    return codes.astype(np.intp)
+    return _in_order_of_rows(unit_of_group[groups])
+
+
+def _in_order_of_rows(codes: Codes) -> Codes:
+    """The same codes, numbered by the first row of each: folds do not depend on groups' names."""
+    _, first_row, code_of_row = np.unique(codes, return_index=True, return_inverse=True)
+    return np.asarray(first_row.argsort().argsort()[code_of_row], dtype=np.intp)
 
 
 def deal_folds(codes: Codes, *, generator: np.random.Generator, folds: int = FOLDS) -> Codes:
