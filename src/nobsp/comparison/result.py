@@ -344,8 +344,9 @@ class Comparison:
             return f"{told}; changed by more than {again} again makes: {listed}"
 
         return (
-            f"{told}; functions of these two models lie further apart than calibrating again makes: "
-            f"{listed}; how far training again would move them, one training of each cannot tell"
+            f"{told}; functions of these two models lie further apart than calibrating again "
+            f"makes: {listed}; how far training again would move them, one training of each cannot "
+            "tell"
         )
 
     def __repr__(self) -> str:

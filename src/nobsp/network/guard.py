@@ -1,4 +1,4 @@
-"""The guard of a model that has no stand-in: its own modules run, and are put back after each pass."""
+"""The guard of a model without a stand-in: its own modules run, and are put back after a pass."""
 
 from __future__ import annotations
 

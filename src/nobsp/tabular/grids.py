@@ -260,8 +260,8 @@ def last_answered(answered: BoolArray, clamped_to: Sequence[Places]) -> list[Pla
 
     Args:
         answered: Which nodes have an answer, one dimension per axis.
-        clamped_to: Per axis, the node at the end of the calibrated range for every node beyond it; itself
-            for others.
+        clamped_to: Per axis, the node at the end of the calibrated range for every node beyond it;
+            itself for others.
 
     Raises:
         UnansweredError: With the indices of a node inside the range that has no answer.

@@ -549,7 +549,7 @@ class Tables:
         singles = {}
         for k, main in self.mains.items():
             share = occupancy(main.points, self.rows)
-            # For the directions only: `as_function` centres the function on the rows of the regression.
+            # For the directions only: `as_function` centres it on the rows of the regression.
             mean = means[k] - share @ means[k]
             basis = compress(mean, share, most=MOST_DIRECTIONS[1])
             singles[k] = TablePiece((k,), (main.points,), mean @ self.head_weight, mean @ basis)
@@ -610,7 +610,7 @@ class TablePiece:
         return TermTable(self.term, axes, values.reshape(shape).numpy())
 
     def clamped_nodes(self) -> Tensor:
-        """Per node, the position of the node it is clamped to: itself, or one at the range's end."""
+        """Per node, the node it is clamped to: itself, or one at the range's end."""
         if not self.points:  # a feature that the network never sees
             return torch.zeros(1, dtype=torch.long)
         grids = np.meshgrid(*(points.clamped_to for points in self.points), indexing="ij")

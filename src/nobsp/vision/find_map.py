@@ -748,6 +748,6 @@ def _refuse_non_finite_state(module: nn.Module) -> None:
             continue
         if id(tensor) in weights or bool(torch.isnan(tensor.detach()).any()):
             raise ValueError(
-                f"the model's {plain_name(name)!r} has values that are not finite; load its weights "
-                "again."
+                f"the model's {plain_name(name)!r} has values that are not finite; load its "
+                "weights again."
             )
