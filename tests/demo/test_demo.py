@@ -38,6 +38,12 @@ def test_the_held_out_figure_is_said_of_both_tables(demo: Any) -> None:
     assert min(shares) > 0.97
 
 
+def test_pages_name_what_the_demo_has(demo: Any) -> None:
+    page = (demo.folder / "known-functions.html").read_text(encoding="utf-8")
+    assert "flagged in" in page
+    assert "flagged in the column" not in page
+
+
 def test_the_networks_of_the_demo_are_good_enough_to_look_at(demo: Any) -> None:
     cells = float(re.search(r"Breast cancer: ([\d.]+)%", demo.out)[1])
     digits = float(re.search(r"Digits: ([\d.]+)%", demo.out)[1])

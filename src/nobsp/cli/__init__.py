@@ -221,7 +221,8 @@ def demo(
     from nobsp import demo as room
 
     started = time.monotonic()
-    with write_folder(out, room.PAGES, force=force) as folder:
+    # Its pages speak of Python: the demo has no options to change, and writes no tables.
+    with write_folder(out, room.PAGES, force=force) as folder, worded(str):
         lines, numbers = room.run(folder, say=console.step)
     first = (out / room.PAGES[0]).resolve()
     seconds = time.monotonic() - started
