@@ -728,3 +728,22 @@ def test_what_is_flagged_beyond_the_first_is_counted(
     flagged = [line for line in lines_of(tmp_path / "out" / "audit.csv") if line["reason"]]
     assert len(flagged) > 5
     assert f"{len(flagged) - 5} more are flagged in audit.csv" in done.out
+
+
+@pytest.mark.parametrize(("flag", "message"), [("TRUE", ""), ("true", ""), ("maybe", "'maybe'")])
+def test_flags_and_labels_of_true_and_false_are_read_however_they_are_written(
+    nobsp: Run, tmp_path: Path, flag: str, message: str
+) -> None:
+    rows = pd.DataFrame({"a": [0.1, 0.2, 0.3], "y": [True, False, True]})
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    line = f"row,label,suggested,is_label_issue\n2,True,False,{flag}\n"
+    (tmp_path / "audit.csv").write_text(line, encoding="utf-8")
+
+    given = ["audit", "--data", tmp_path / "rows.csv", "--target", "y"]
+    done = nobsp(*given, "--apply", tmp_path / "audit.csv", "--out", tmp_path / "cleaned")
+
+    assert message in done.err
+    if not message:
+        assert done.code == 0, done.err
+        cleaned = pd.read_csv(tmp_path / "cleaned" / "cleaned.csv")
+        assert cleaned["y"].tolist() == [True, False, False]

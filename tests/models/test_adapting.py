@@ -506,3 +506,27 @@ def test_text_that_a_model_cannot_take_is_named() -> None:
 
     with pytest.raises(ValueError, match=r"cannot take the rows of X.*'many'.* 'rooms' holds"):
         NObSP(model).fit(table.assign(rooms="many"))
+
+
+class OfArrays:
+    """Fitted on a frame, with methods that take arrays alone."""
+
+    def __init__(self, columns: list[str]) -> None:
+        self.feature_names_in_ = np.array(columns)
+
+    def score_rows(self, X: Any) -> Any:
+        return X[:, 0] * 2.0 + torch.from_numpy(X[:, 1]).numpy()
+
+
+def test_a_method_that_takes_arrays_alone_is_given_arrays() -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = np.random.default_rng(0).normal(size=(100, 2))
+    model = OfArrays(["a", "b"])
+
+    of_array = NObSP(model.score_rows).fit(rows)
+    of_frame = NObSP(model.score_rows).fit(pandas.DataFrame(rows[:, ::-1], columns=["b", "a"]))
+
+    expected = model.score_rows(rows)
+    assert_same_to_rounding(of_array(rows).predictions[:, 0], expected)
+    frame = pandas.DataFrame(rows, columns=["a", "b"])
+    assert_same_to_rounding(of_frame(frame).predictions[:, 0], expected)

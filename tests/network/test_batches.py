@@ -433,6 +433,26 @@ def test_an_encoded_row_without_a_number_is_named_by_the_callers_column(frame_of
         read(frame_of({"age": infinite}), encode=encode_finite)
 
 
+def fill_ages(X: Any) -> Any:
+    """Like an imputer of the first column alone."""
+    rows = np.array(X, dtype=np.float64)
+    rows[:, 0] = np.nan_to_num(rows[:, 0])
+    return rows
+
+
+def test_a_gap_that_is_filled_is_not_blamed_alone(frame_of: Frames) -> None:
+    nan = float("nan")
+    frame = frame_of({"age": [30.0, nan, 50.0], "income": [1.0, nan, 2.0]})
+    with pytest.raises(ValueError, match=r"NaN in row 1, column 1;.* 'age', 'income' are missing"):
+        read(frame, encode=fill_ages)
+
+
+def test_an_infinite_number_is_found_behind_a_missing_one(frame_of: Frames) -> None:
+    frame = frame_of({"age": [30.0, float("nan")], "income": [1.0, float("inf")]})
+    with pytest.raises(ValueError, match=r"infinite in row 1, column 'income'"):
+        read(frame, encode=encode_finite)
+
+
 def test_a_first_row_that_does_not_fit_concerns_no_other(frame_of: Frames) -> None:
     X = frame_of({"age": [float("inf"), 40.0, 50.0]})
 

@@ -594,6 +594,8 @@ def _find_change(decision: dict[str, Any], data: _LabelledRows, path: Path | Non
             "other data."
         )
     after = _as_label(decision.get("new_label", before), are_numbers)
+    if after in (0, 1) and all(isinstance(label, bool) for label in labels):
+        after = bool(after)
     if decision["decision"] == "relabel" and after is None:
         raise UsageError(
             f"{which}: new_label {decision['new_label']!r} is not a number, but all labels are."
@@ -701,11 +703,22 @@ def _is_audit(lines: Sequence[Any]) -> bool:
     )
 
 
+def _is_flagged(line: Mapping[str, Any]) -> bool:
+    """Whether a label is suspected; spreadsheets write TRUE where audit.csv has True."""
+    written = str(line["is_label_issue"]).strip().lower()
+    if written not in ("true", "false"):
+        raise UsageError(
+            f"--apply: is_label_issue of row {line['row']} is {line['is_label_issue']!r}; it must "
+            "be True or False."
+        )
+    return written == "true"
+
+
 def _decisions_of_audit(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """To relabel all that is suspected, as it is suggested."""
     decisions = []
     for line in lines:
-        if line["is_label_issue"] != "True":
+        if not _is_flagged(line):
             continue
         row_name = line.get("image") or line["row"]
         output = line.get("output")

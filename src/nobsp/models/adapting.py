@@ -177,8 +177,15 @@ def _adapt_callable(model: ModelLike, X: TableLike, coded: Coded | None) -> Adap
 
 
 def _asked_by_name(model: ModelLike, names: Sequence[str]) -> Callable[[AnyArray], Any]:
-    """The method of an estimator, which is given frames."""
-    return lambda x: model(framed(x, names))
+    """The method of an estimator, which is given frames; one that does not take them, arrays."""
+
+    def ask(x: AnyArray) -> Any:
+        try:
+            return model(framed(x, names))
+        except Exception:  # noqa: BLE001 - what an array raises, too, is told
+            return model(x)
+
+    return ask
 
 
 def _require_one_argument(function: Any) -> None:

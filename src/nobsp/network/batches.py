@@ -270,6 +270,10 @@ class _Table:
     # `native(start, stop)`, the same rows in the caller's own kind
     native: Callable[[int, int], Any]
 
+    def name_of(self, column: int) -> str | int:
+        """What the caller calls a column."""
+        return column if self.names is None else self.names[column]
+
 
 @dataclass(frozen=True, eq=False)
 class _Reader:
@@ -327,16 +331,20 @@ class _Reader:
             bad = first_non_finite(rows) if self.strict else None
             if bad is not None:
                 row = first_row + start + bad[0]
-                own = _gap(table, start + bad[0]) if encoded else None
-                if own is not None:
+                gaps = _gaps(table, start + bad[0]) if encoded else []
+                if len(gaps) == 1:
                     raise ValueError(
-                        f"{_missing(self.argument, *own, row)} The model's preprocessing leaves "
-                        "them as they are, and the model does not take them."
+                        f"{_missing(self.argument, *gaps[0], row)} The model's preprocessing "
+                        "leaves them as they are, and the model does not take them."
                     )
                 value = "NaN" if bool(rows[bad].isnan()) else "infinite"
                 said = f"the encoded {self.argument}" if encoded else self.argument
                 column = bad[1] if encoded or table.names is None else table.names[bad[1]]
-                raise ValueError(_missing(said, value, column, row))
+                message = _missing(said, value, column, row)
+                if gaps:
+                    listed = join_names([name for _, name in gaps], _MOST_GAPS)
+                    message += f" In this row of {self.argument}, {listed} are missing or infinite."
+                raise ValueError(message)
             yield rows, table.native(start, stop) if encoded else None
 
     def begin(self, table: _Table) -> Tensor:
@@ -573,29 +581,42 @@ def _frame_dtype(
     return np.float64 if may_be_missing else np.int64
 
 
-def _gap(table: _Table, row: int) -> tuple[str, str | int] | None:
-    """What the first number of a row is that is none, missing or infinite, and its column."""
+# Columns with gaps that an error names.
+_MOST_GAPS = 5
+
+
+def _gaps(table: _Table, row: int) -> list[tuple[str, str | int]]:
+    """What the numbers of a row are that are none, missing or infinite, and their columns."""
     native = table.native(row, row + 1)
     frame = nw.from_native(native, eager_only=True, pass_through=True)
     is_frame = isinstance(frame, nw.DataFrame)
+    gaps = []
     for column in range(table.columns):
         value = frame.item(0, column) if is_frame else native[0, column]
-        name = column if table.names is None else table.names[column]
         is_number = isinstance(value, float | np.floating)
         if is_missing(value):
-            return "NaN" if is_number else "missing", name
-        if is_number and math.isinf(value):
-            return "infinite", name
-    return None
+            gaps.append(("NaN" if is_number else "missing", table.name_of(column)))
+        elif is_number and math.isinf(value):
+            gaps.append(("infinite", table.name_of(column)))
+    return gaps
 
 
 def _infinite_hint(argument: str, table: _Table, start: int, stop: int) -> str:
     """A sentence about the first infinite number of some rows; empty without any."""
-    for row in range(start, stop):
-        gap = _gap(table, row)
-        if gap is not None and gap[0] == "infinite":
-            return f" ({_missing(argument, *gap, row)})"
-    return ""
+    native = table.native(start, stop)
+    frame = nw.from_native(native, eager_only=True, pass_through=True)
+    first = (stop, 0)
+    for column in range(table.columns):
+        if isinstance(frame, nw.DataFrame):
+            values = frame[:, column].to_numpy()
+        else:
+            values = np.asarray(native[:, column])
+        if np.issubdtype(values.dtype, np.floating) and np.isinf(values).any():
+            first = min(first, (start + int(np.isinf(values).argmax()), column))
+    row, column = first
+    if row == stop:
+        return ""
+    return f" ({_missing(argument, 'infinite', table.name_of(column), row)})"
 
 
 def _missing(argument: str, value: str, column: str | int, row: int) -> str:

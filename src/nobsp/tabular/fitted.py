@@ -517,6 +517,10 @@ class CalibratedModel:
         )
 
 
+# Pickles of explainers and indexes that were written before have it under this name.
+Fitted = CalibratedModel
+
+
 def _finite(rows: Tensor) -> Tensor:
     """Which values are finite numbers; whole numbers always are."""
     if rows.is_floating_point():

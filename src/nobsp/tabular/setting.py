@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, combinations, islice
 from typing import Any, Literal
 
@@ -726,6 +726,10 @@ class Sample:
         Rows must be in canonical order, or some of them in that order: equal ones are looked for
         side by side.
         """
+        return self._units
+
+    @cached_property
+    def _units(self) -> Codes:
         return join_rows(self.inputs, self.groups, self.features)
 
     @property
