@@ -64,6 +64,17 @@ def child(case: str, folder: Path, every: float) -> None:
     os._exit(0)
 
 
+def forget_what_had_ended(folder: Path) -> None:
+    """Empties the log where the kill came after the end of the fit, which removes its file.
+
+    What the fit found was not written yet, so that all of it begins anew, as it should.
+    """
+    log = folder / "log"
+    has_ended = log.exists() and log.stat().st_size >= BATCHES
+    if has_ended and not (folder / "under way").exists():
+        os.truncate(log, 0)
+
+
 def main(case: str, folder: Path, every: float, kills: int, seed: int) -> None:
     moments, killed = random.Random(seed), 0
     while True:
@@ -81,6 +92,7 @@ def main(case: str, folder: Path, every: float, kills: int, seed: int) -> None:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 killed += 1
+                forget_what_had_ended(folder)
                 continue
             break
         assert os.waitpid(pid, 0)[1] == 0
