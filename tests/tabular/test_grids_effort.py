@@ -113,6 +113,69 @@ def test_a_named_triple_fits_into_a_limit() -> None:
     assert ("x1", "x2", "x3") in explainer.terms_
 
 
+class Network(Counted):
+    """A model of which every feature interacts with every other."""
+
+    WEIGHTS = np.random.default_rng(7).normal(size=(6, 8))
+
+    def __call__(self, rows: Array) -> Array:
+        self.rows += len(rows)
+        return np.tanh(rows[:, :5] @ self.WEIGHTS[:5]) @ self.WEIGHTS[5]
+
+
+@pytest.mark.parametrize("limit", [3_000, 6_000, 9_000, 12_000, 14_000, 20_000])
+@pytest.mark.parametrize(
+    "named",
+    [
+        [("x0", "x1"), ("x2", "x3")],
+        [("x0", "x1", "x2")],
+        [("x0", "x1", "x2"), ("x3", "x4"), ("x0", "x4")],
+        [("x0", "x1"), ("x0", "x2"), ("x1", "x2"), ("x3", "x4"), ("x0", "x4")],
+    ],
+)
+def test_named_interactions_are_fitted_within_any_limit_that_is_not_tiny(
+    named: list[tuple[str, ...]], limit: int
+) -> None:
+    """Also within limits that would just pay for all that comes before them."""
+    model = Network()
+    rows = np.random.default_rng(4).normal(size=(500, 5))
+    explainer = NObSP(model, interactions=named, max_forward_rows=limit).fit(rows)
+
+    assert model.rows <= limit
+    assert set(named) <= set(explainer.terms_)
+
+
+def products(rows: Array) -> Array:
+    """Mostly three interactions."""
+    pairs = rows[:, ::2] * rows[:, 1::2]
+    return np.asarray(pairs.sum(1) + np.sin(2 * rows[:, 0]) + np.abs(rows[:, 3]))
+
+
+@pytest.mark.parametrize("interactions", ["auto", 3])
+def test_more_forward_rows_do_not_explain_less(interactions: Any) -> None:
+    """Also those that would just pay for full tables of single features, some 13,000."""
+    best = 0.0
+    for limit in (4_000, 8_000, 12_000, 14_000, 16_000, 20_000):
+        explainer = NObSP(products, interactions=interactions, max_forward_rows=limit).fit(X)
+        explained = fresh_share(explainer)
+        assert explained > best - 0.02, limit
+        best = max(best, explained)
+
+
+def test_a_model_of_steps_fits_into_few_forward_rows() -> None:
+    """Thresholds are saved, too."""
+    trees = pytest.importorskip("xgboost").XGBRegressor(n_estimators=60, max_depth=3, n_jobs=1)
+    rows = np.random.default_rng(6).normal(size=(2000, 6))
+    trees.fit(rows, Counted()(rows))
+    options: dict[str, Any] = {"interactions": [("x1", "x2")]}
+
+    explainer = NObSP(trees, **options, max_forward_rows=5_000).fit(rows[:1000])
+
+    assert explainer.health().forward_rows <= 5_000
+    assert explainer.score(UNSEEN) > NObSP(trees, **options).fit(rows[:1000]).score(UNSEEN) - 0.03
+    assert "thresholds" in {finding.code for finding in explainer.health().findings}
+
+
 def test_too_few_rows_for_the_features_is_an_error() -> None:
     with pytest.raises(ValueError, match="max_forward_rows=300"):
         NObSP(Counted(), max_forward_rows=300).fit(X)

@@ -218,8 +218,8 @@ def _notes(setting: Setting, terms: FittedTerms, meter: Meter) -> list[Finding]:
     if thinned:
         note(
             "thresholds",
-            f"Only the strongest thresholds of the trees are exact steps ({thinned}); the others "
-            "are drawn as slopes.",
+            f"Only some thresholds of the trees are exact steps ({thinned}); the others are drawn "
+            "as slopes.",
         )
     # Weights repeat rows: of such a table all rows may be in memory, and their number is not the
     # caller's.

@@ -57,7 +57,6 @@ from nobsp.tabular.grids import (
     COUNTED_ROWS,
     FULL,
     MEASURED_DIRECTLY,
-    MOST_STEPS,
     Backgrounds,
     BudgetSpentError,
     Effort,
@@ -470,10 +469,12 @@ def fit_terms(
 
     with progress_bar(enabled=progress, description="tabulating", unit=" terms") as bar:
         maker = TableMaker(sample, setting.head_weight, effort, backgrounds, meter, bar)
-        mains = maker.tabulate_mains(domains)
-
         ridge = setting.options.ridge
         selection = Selection(maker, None if ridge is None else ridge.value)
+        if interactions is None:
+            selection = selection.leave_room(domains)
+
+        mains = selection.maker.tabulate_mains(domains)
         if interactions is None:
             selected = selection.fit_paying(mains)
         elif isinstance(interactions, int):
@@ -487,7 +488,7 @@ def fit_terms(
         strengths=selected.screen.strengths,
         forward_rows=meter.spent,
         economy=effort.most_knots < FULL.most_knots,
-        thresholds=_count_thresholds(domains),
+        thresholds=_count_thresholds(domains, selection.maker.effort),
         offsets=_prior_offsets(selected.tables),
         background=selected.tables.background,
     )
@@ -521,10 +522,10 @@ def _traces(tables: Tables, fitted: Collection[Subset]) -> Traces:
     )
 
 
-def _count_thresholds(domains: Sequence[Domain]) -> dict[int, tuple[int, int]]:
+def _count_thresholds(domains: Sequence[Domain], effort: Effort) -> dict[int, tuple[int, int]]:
     """Per feature with steps the thresholds that its table has, and all."""
     counts = {k: len(domain.steps) for k, domain in enumerate(domains) if len(domain.steps)}
-    return {k: (min(count, MOST_STEPS), count) for k, count in counts.items()}
+    return {k: (effort.count_steps(count), count) for k, count in counts.items()}
 
 
 def _prior_offsets(tables: Tables) -> dict[int, Tensor]:

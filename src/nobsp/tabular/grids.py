@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -795,6 +796,8 @@ class Costs:
     background: int  # rows that each knot is averaged over
     screen: int  # of all pairs
     grids: int = 0  # of as many pairs as are tested at most; not among those that it takes at least
+    sure_grids: int = 0  # of interactions that were named, or of the smallest as many as were asked
+    coarsest_grids: int = 0  # of the same at their coarsest
 
     @property
     def direct(self) -> int:
@@ -817,13 +820,19 @@ class Costs:
     @property
     def total(self) -> int:
         """All that it takes at least."""
+        return self.without_grids + self.sure_grids
+
+    @property
+    def without_grids(self) -> int:
+        """The same without grids of interactions."""
         return self.sample + self.direct + self.knots * self.background + self.screen
 
     def rest(self, left: float) -> tuple[float, float]:
         """Rows that run after the calibration rows, if few features interact, and if many do."""
         # Knots added where functions bend usually take about as much again.
-        few = 2 * self.total - self.sample
-        return min(few, left), min(few + self.grids, left)
+        few = 2 * self.without_grids - self.sample
+        least_grids = min(self.sure_grids, self.grids)
+        return min(few + least_grids, left), min(few + self.grids, left)
 
 
 @dataclass(frozen=True)
@@ -846,6 +855,9 @@ def plan_spending(costs: Costs, left: float) -> Plan | None:
     sample = max(costs.rows_for(int(left * _SAMPLE_SHARE)), 2)
     rest = left - sample - costs.direct_for(sample)
     for_mains = rest * (_MAINS_SHARE if costs.screen or costs.grids else 1.0)
+    if costs.sure_grids:
+        for_mains = max(for_mains, rest - costs.screen - costs.sure_grids)
+        for_mains = max(min(for_mains, rest - costs.coarsest_grids / PAIRS_SHARE), 0)
     knots = _KNOTS_MARGIN * costs.knots + 1  # and the mean over the background itself
     background = int(for_mains // knots)
     background = min(
@@ -934,6 +946,13 @@ USUAL_BACKGROUND = 32
 MOST_PAIR_NODES = 4096
 # Most nodes of a triple's grid; categories of many levels are left to the residual.
 MOST_TRIPLE_NODES = 8192
+# Lines that a number is taken to have in grids of pairs and triples before they are made, and the
+# most nodes of these.
+_USUAL_GRIDS = {2: (32, MOST_PAIR_NODES), 3: (12, MOST_TRIPLE_NODES)}
+# Evenly spaced lines of a triple's side: its ends and its middle.
+EVEN_LINES_OF_TRIPLES = 3
+# Thresholds that any feature has at least in a grid, where the model steps and it has so many.
+FEWEST_THRESHOLDS = 3
 # Most thresholds of a model of steps in a feature's table: each takes two knots, which all
 # background rows run through.
 MOST_STEPS = 512
@@ -974,6 +993,7 @@ class Effort:
     triple_quantiles: int  # lines of a triple's side that follow the rows
     most_triples: int  # that are put on trial; none are looked for where it is zero
     reach: tuple[float, ...] = MAIN_REACH  # how far beyond the range single features are followed
+    share_of_steps: float = 1.0  # of a feature's thresholds in its table, where the model steps
 
     def within(self, plan: Plan) -> Effort:
         """This effort with fewer forward rows."""
@@ -984,8 +1004,13 @@ class Effort:
             quantiles=max(int(self.quantiles * share), 3),
             even=max(int(self.even * share), 2),
             reach=self.reach if share == 1.0 else self.reach[1::3],
+            share_of_steps=share,
             screen_budget=min(self.screen_budget, plan.screen),
         )
+
+    def count_steps(self, steps: int) -> int:
+        """Thresholds in a feature's table, of so many that it has."""
+        return max(int(min(steps, MOST_STEPS) * self.share_of_steps), min(steps, 2))
 
     def shared(self, features: int) -> Effort:
         """This effort for a table of `features` features, whose own tables share forward rows."""
@@ -1070,7 +1095,9 @@ def first_points(domain: Domain, chunk: Chunk, effort: Effort) -> Points:
     Where the model steps, they are at as many of the steps as there may be.
     """
     if len(domain.steps):
-        return domain.step_points(chunk, domain.steps[:MOST_STEPS], quantiles=effort.quantiles)
+        count = effort.count_steps(len(domain.steps))
+        evenly = np.linspace(0, len(domain.steps) - 1, count).round().astype(int)
+        return domain.step_points(chunk, domain.steps[evenly], quantiles=effort.quantiles)
     return domain.points(
         chunk,
         quantiles=effort.quantiles,
@@ -1111,6 +1138,7 @@ def least_costs(
         most_pairs = interactions
     else:
         most_pairs = effort.most_pairs if interactions is None else len(named)
+    sure, coarsest = _sure_grid_rows(domains, chunk, effort, background, interactions)
     return Costs(
         sample=chunk.count,
         direct_runs=_count_direct_runs(domains, named)
@@ -1118,8 +1146,94 @@ def least_costs(
         knots=sum(len(first_points(domain, chunk, effort)) for domain in tabulated),
         background=min(effort.background, background, chunk.count),
         screen=_screening_rows(tabulated, chunk, effort, background) if are_screened else 0,
-        grids=_grid_rows(tabulated, effort, most_pairs) * min(effort.pair_background, background),
+        grids=max(
+            _grid_rows(tabulated, effort, most_pairs) * min(effort.pair_background, background),
+            sure,
+        ),
+        sure_grids=sure,
+        coarsest_grids=coarsest,
     )
+
+
+def _sure_grid_rows(
+    domains: Sequence[Domain],
+    chunk: Chunk,
+    effort: Effort,
+    background: int,
+    interactions: Sequence[Subset] | int | None,
+) -> tuple[int, int]:
+    """Forward rows of grids that are made whatever is found: as usual, and at their coarsest.
+
+    Those of the interactions that were named, or of as many pairs as were asked for, which are
+    taken to be the smallest.
+    """
+    if not interactions:
+        return 0, 0
+    coarsest = effort.coarser_pairs().coarser_pairs().coarser_triples()
+    usual_lines = _lines_by_order(domains, chunk, effort)
+    coarse_lines = _lines_by_order(domains, chunk, coarsest)
+    terms: Sequence[Subset]
+    if isinstance(interactions, int):
+        terms = _smallest_pairs(usual_lines[2], interactions)
+    else:
+        terms = [term for term in interactions if has_grid(term, domains)]
+
+    background_rows = {2: effort.pair_background, 3: effort.triple_background}
+    usual = coarse = 0
+    for term in terms:
+        order = len(term)
+        nodes = math.prod(usual_lines[order][k] for k in term)
+        usual += nodes * min(background_rows[order], background)
+        coarse += math.prod(coarse_lines[order][k] for k in term)
+    return usual, coarse
+
+
+def _lines_by_order(
+    domains: Sequence[Domain], chunk: Chunk, effort: Effort
+) -> dict[int, list[int]]:
+    """Lines of every feature in grids of pairs, and in those of triples; none without a table.
+
+    Where the model steps, as many as a feature has at least.
+    """
+    lines: dict[int, list[int]] = {2: [], 3: []}
+    for domain in domains:
+        lines[2].append(
+            _count_lines(domain, chunk, effort.pair_quantiles, effort.pair_even, PAIR_REACH)
+        )
+        lines[3].append(
+            _count_lines(
+                domain, chunk, effort.triple_quantiles, EVEN_LINES_OF_TRIPLES, TRIPLE_REACH
+            )
+        )
+    return lines
+
+
+def _count_lines(
+    domain: Domain, chunk: Chunk, quantiles: int, even: int, reach: tuple[float, ...]
+) -> int:
+    """Lines of a feature in a grid."""
+    if not domain.tabulated:
+        return 0
+    if len(domain.steps):
+        few = domain.steps[:FEWEST_THRESHOLDS]
+        return len(domain.step_points(chunk, few, quantiles=quantiles // 2))
+    return len(domain.points(chunk, quantiles=quantiles, even=even, reach=reach))
+
+
+def _smallest_pairs(lines: Sequence[int], most: int) -> list[Subset]:
+    """The pairs of features with the smallest grids, `most` of them."""
+    with_table = [k for k, count in enumerate(lines) if count]
+    fewest_lines = sorted(with_table, key=lambda k: lines[k])[: most + 1]
+    pairs: Iterable[Subset] = combinations(sorted(fewest_lines), 2)
+    return sorted(pairs, key=lambda pair: lines[pair[0]] * lines[pair[1]])[:most]
+
+
+def has_grid(term: Subset, domains: Sequence[Domain]) -> bool:
+    """Whether a pair or triple has a grid: all features have tables, levels are not too many."""
+    lines, most = _USUAL_GRIDS[len(term)]
+    if not all(domains[k].tabulated for k in term):
+        return False
+    return math.prod(len(domains[k].levels or ()) or lines for k in term) <= most
 
 
 def _grid_rows(tabulated: Sequence[Domain], effort: Effort, most_pairs: int) -> int:
@@ -1136,9 +1250,8 @@ def _grid_rows(tabulated: Sequence[Domain], effort: Effort, most_pairs: int) -> 
 def _count_direct_runs(domains: Sequence[Domain], named: Sequence[Subset]) -> int:
     """How often every row runs for features, and terms that were named, without a table."""
     runs = sum(1 for domain in domains if domain.columns and not domain.tabulated)
-    with_table = {k for k, domain in enumerate(domains) if domain.tabulated}
     for term in named:
-        if not with_table >= set(term):
+        if not has_grid(term, domains):
             runs += (1 << len(term)) - 1  # once for every subset of the features but the empty one
     return runs
 

@@ -33,6 +33,8 @@ from nobsp.tabular.grids import (
     Tabulator,
     UnansweredError,
     count_pair_nodes,
+    least_costs,
+    plan_spending,
     screen_points,
 )
 from nobsp.tabular.lookup import Array, Chunk, TermTable
@@ -64,6 +66,8 @@ LEAST_RELATIVE_GAIN = 0.005
 WORTH_A_TERM = 1e-4
 # Coarsest grids on which pairs are screened: with fewer lines of a side, bends are not seen.
 _FEWEST_LINES = 3
+# Fewest background rows of screening where forward rows are limited.
+_FEWEST_SCREEN_BACKGROUND = 2
 # Share of the features that is screened on, where all pairs are too many for the coarsest grids.
 _SCREENED_ON = 0.7
 # Rows on which features are ordered by how much they do.
@@ -182,6 +186,15 @@ def _coarse_lines(
             features = _strongest_features(tabulator, domains, sample, features)
             are_ordered = True
         features = features[: max(int(len(features) * _SCREENED_ON), 2)]
+
+
+def _affordable_background(domains: Sequence[Domain], sample: Sample, effort: Effort) -> int:
+    """Background rows for which grids of all pairs can be screened at their coarsest."""
+    chunk = sample.some().chunk()
+    tabulated = [domain for domain in domains if domain.tabulated]
+    lines = [len(screen_points(domain, chunk, _FEWEST_LINES)) for domain in tabulated]
+    nodes = max(count_pair_nodes(lines), 1)
+    return max(effort.screen_budget // nodes, _FEWEST_SCREEN_BACKGROUND)
 
 
 def _effects_by_background(
@@ -376,6 +389,35 @@ class Selection:
 
     maker: TableMaker
     ridge: float | None
+    screened: Screen | None = None  # strengths of all pairs, where they are known already
+
+    def leave_room(self, domains: Sequence[Domain]) -> Selection:
+        """With coarser tables of single features, where these would leave nothing for pairs.
+
+        Pairs are screened first then. A limit on forward rows that would not be reached without
+        that changes nothing.
+        """
+        maker = self.maker
+        if maker.meter.limit is None or maker.meter.reduced:
+            return self
+        try:
+            screen = self._screen(domains)
+        except UnansweredError:  # where the model answers is found by tables of single features
+            return self
+
+        costs = least_costs(
+            domains,
+            maker.sample.chunk(),
+            maker.effort,
+            background=maker.backgrounds.most,
+            interactions=screen.worth_trying(maker.effort.most_pairs),
+        )
+        costs = replace(costs, sample=0, direct_runs=0)  # paid for, and reserved
+        plan = plan_spending(costs, maker.meter.left)
+        if plan is not None:
+            maker.meter.reduced = True
+            maker = replace(maker, effort=maker.effort.within(plan))
+        return replace(self, maker=maker, screened=screen)
 
     def fit_named(self, mains: Tables, named: Sequence[Subset]) -> Selected:
         """Fits the interactions that were named."""
@@ -408,10 +450,18 @@ class Selection:
 
     def screen_pairs(self, tables: Tables) -> Screen:
         """Strengths of all pairs; none where no forward rows are left for that."""
-        effort = self.maker.effort
-        tabulator = self.maker.backgrounds.of_rows(effort.screen_background)
+        return self.screened or self._screen(tables.domains)
+
+    def _screen(self, domains: Sequence[Domain]) -> Screen:
+        maker = self.maker
+        background = maker.effort.screen_background
+        if maker.meter.reduced:  # few background rows for all features tell more than many for few
+            background = min(
+                _affordable_background(domains, maker.sample, maker.effort), background
+            )
+        tabulator = maker.backgrounds.of_rows(background)
         try:
-            return screen_pairs(tabulator, tables.domains, self.maker.sample, effort)
+            return screen_pairs(tabulator, domains, maker.sample, maker.effort)
         except BudgetSpentError:
             return Screen()
 

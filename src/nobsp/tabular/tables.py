@@ -31,6 +31,7 @@ from nobsp.network.batches import Counter
 from nobsp.network.columns import Subset
 from nobsp.tabular.features import Domain, Points
 from nobsp.tabular.grids import (
+    EVEN_LINES_OF_TRIPLES,
     MOST_PAIR_NODES,
     MOST_STEPS,
     MOST_TRIPLE_NODES,
@@ -46,6 +47,7 @@ from nobsp.tabular.grids import (
     announcement_of_grids,
     fewer_pairs,
     first_points,
+    has_grid,
     refine_knots,
 )
 from nobsp.tabular.lookup import Array, Chunk, LevelAxis, NumberAxis, TermTable
@@ -59,6 +61,10 @@ class Room:
     average: int  # over the features
     fewest: int  # of any feature
     most: int
+
+    def coarser(self) -> Room:
+        """Half of the thresholds, for a limit on forward rows."""
+        return Room(max(self.average // 2, 1), max(self.fewest // 2, 1), max(self.most // 2, 2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,21 +135,13 @@ def share_steps(
 
 # Background rows that tell which thresholds do most, where a feature has more than its table holds.
 _FEW_ROWS = 4
-# Fewest background rows of pairs where forward rows are limited: after that, lines are saved.
-_FEWEST_ROWS_OF_PAIRS = 4
-# The same of triples: with fewer, lines are saved too.
-_FEWEST_ROWS_OF_TRIPLES = 2
-# Lines that the side of a number is taken to have before its grid is made.
-_USUAL_LINES = 32
-# Evenly spaced lines of a triple's side: its ends and its middle.
-_EVEN_LINES_OF_TRIPLES = 3
 
 
 @dataclass(frozen=True, eq=False)
-class PairPlan:
-    """Grids of pairs that the forward rows left are enough for."""
+class GridPlan:
+    """Grids of pairs, or of triples, that the forward rows left are enough for."""
 
-    pairs: Sequence[Subset]
+    terms: Sequence[Subset]
     lines: Lines
     background: int  # rows that they are averaged over
 
@@ -205,31 +203,43 @@ class TableMaker:
 
     def tabulate_named(self, tables: Tables, named: Sequence[Subset]) -> Tables:
         """Adds grids of the named pairs and triples whose features all have tables."""
-        sizes = {k: len(tables.domains[k].levels or ()) or _USUAL_LINES for k in tables.mains}
-        tabulated = [term for term in named if sizes.keys() >= set(term)]
-        pairs = [
-            term
-            for term in tabulated
-            if len(term) == 2 and sizes[term[0]] * sizes[term[1]] <= MOST_PAIR_NODES
-        ]
-        triples = [term for term in tabulated if len(term) == 3]
-        return self.tabulate_triples(self.tabulate_pairs(tables, pairs), triples)
+        with_grid = [term for term in named if has_grid(term, tables.domains)]
+        pairs = [term for term in with_grid if len(term) == 2]
+        triples = [term for term in with_grid if len(term) == 3]
+        kept = self._rows_for_triples(tables, pairs, triples)
+        with_pairs = self.tabulate_pairs(tables, pairs, all_needed=True, for_others=kept)
+        return self.tabulate_triples(with_pairs, triples)
 
     def tabulate_pairs(
-        self, tables: Tables, pairs: Sequence[Subset], *, room: Room | None = None
+        self,
+        tables: Tables,
+        pairs: Sequence[Subset],
+        *,
+        room: Room | None = None,
+        all_needed: bool = False,
+        for_others: int = 0,
     ) -> Tables:
-        """The tables with grids of these pairs, or of the first ones if forward rows run short."""
+        """The tables with grids of these pairs, or of the first ones if forward rows run short.
+
+        Where all are needed, none are left out. `for_others` are forward rows for other grids.
+        """
         if not pairs:
             return tables
-        plan = self._plan_pairs(tables, pairs, room or self.pair_room)
-        if not plan.pairs:
+        plan = self._plan_pairs(
+            tables,
+            pairs,
+            room or self.pair_room,
+            left=self.meter.left - for_others,
+            all_needed=all_needed,
+        )
+        if not plan.terms:
             return tables
 
         tabulator = self.backgrounds.of_rows(plan.background)
         return replace(
             tables,
             pair_lines=plan.lines,
-            pairs=tuple(self._run_grids(tabulator, plan.pairs, plan.lines)),
+            pairs=tuple(self._run_grids(tabulator, plan.terms, plan.lines)),
             pair_background=tabulator.background,
         )
 
@@ -259,21 +269,10 @@ class TableMaker:
         """The tables with grids of these triples, as far as the grids are small enough."""
         if not triples:
             return tables
-
-        lines = self._triple_lines(tables, triples, self.effort)
-        small = [term for term in triples if count_nodes(lines.points, term) <= MOST_TRIPLE_NODES]
-        background = min(self.effort.triple_background, self.backgrounds.most)
-        nodes = sum(count_nodes(lines.points, term) for term in small)
-        if nodes * background > self.meter.left:
-            self.meter.reduced = True
-            if nodes * _FEWEST_ROWS_OF_TRIPLES > self.meter.left:
-                lines = self._triple_lines(tables, triples, self.effort.coarser_triples())
-                nodes = sum(count_nodes(lines.points, term) for term in small)
-            affordable = max(int(self.meter.left // nodes), 1)
-            background = min(affordable, background)
-        tabulator = self.backgrounds.of_rows(background)
-        grids = self._run_grids(tabulator, small, lines)
-        return replace(tables, triple_lines=lines, triples=tuple(grids))
+        plan = self._plan_triples(tables, triples)
+        tabulator = self.backgrounds.of_rows(plan.background)
+        grids = self._run_grids(tabulator, plan.terms, plan.lines)
+        return replace(tables, triple_lines=plan.lines, triples=tuple(grids))
 
     def _run_grids(self, tabulator: Tabulator, terms: Sequence[Subset], lines: Lines) -> list[Grid]:
         """Runs the network on the grids of some terms."""
@@ -288,27 +287,92 @@ class TableMaker:
             self.bar.update()
         return grids
 
-    def _plan_pairs(self, tables: Tables, pairs: Sequence[Subset], room: Room) -> PairPlan:
+    def _rows_for_triples(
+        self, tables: Tables, pairs: Sequence[Subset], triples: Sequence[Subset]
+    ) -> int:
+        """Forward rows that grids of named pairs leave to those of named triples."""
+        if not triples:
+            return 0
+        lines = self._triple_lines(tables, triples, self.effort, TRIPLE_ROOM)
+        for_triples = sum(count_nodes(lines.points, term) for term in triples)
+        for_triples *= min(self.effort.triple_background, self.backgrounds.most)
+
+        lines = self._pair_lines(tables, pairs, self.effort, self.pair_room)
+        for_pairs = sum(count_nodes(lines.points, pair) for pair in pairs)
+        for_pairs *= min(self.effort.pair_background, self.backgrounds.most)
+        if for_pairs + for_triples <= self.meter.left:
+            return for_triples
+        # Both are coarser, to the same degree.
+        return int(self.meter.left * for_triples / (for_pairs + for_triples))
+
+    def _plan_pairs(
+        self,
+        tables: Tables,
+        pairs: Sequence[Subset],
+        room: Room,
+        *,
+        left: float,
+        all_needed: bool,
+    ) -> GridPlan:
         """Grids of pairs that the forward rows left can pay for.
 
-        Background rows are reduced first, then lines, then pairs.
+        Background rows are reduced first, then lines, then pairs unless all of them are needed.
         """
         lines = self._pair_lines(tables, pairs, self.effort, room)
         sizes = [count_nodes(lines.points, pair) for pair in pairs]
-        background = min(self.effort.pair_background, self.backgrounds.most)
-        if sum(sizes) * background <= self.meter.left:
-            return PairPlan(pairs, lines, background)
+        most_background = min(self.effort.pair_background, self.backgrounds.most)
+        if sum(sizes) * most_background <= left:
+            return GridPlan(pairs, lines, most_background)
 
         self.meter.reduced = True
-        allowed = self.meter.left * PAIRS_SHARE
-        affordable = max(int(allowed // sum(sizes)), _FEWEST_ROWS_OF_PAIRS)
-        background = min(affordable, background)
-
-        if sum(sizes) * background > allowed:
-            lines = self._pair_lines(tables, pairs, self.effort.coarser_pairs(), room)
+        allowed = left * PAIRS_SHARE
+        coarser = self.effort.coarser_pairs()
+        coarsest = coarser.coarser_pairs()
+        # Coarse grids of all pairs explain more than fine ones of a few. Thresholds, which are
+        # exact steps, are saved last.
+        steps = [
+            (self.effort, room, 4),
+            (coarser, room, 2),
+            (coarsest, room, 1),
+            (coarsest, room.coarser(), 1),
+            (coarsest, room.coarser().coarser(), 1),
+        ]
+        for effort, coarse_room, fewest in steps:
+            lines = self._pair_lines(tables, pairs, effort, coarse_room)
             sizes = [count_nodes(lines.points, pair) for pair in pairs]
-        count = fewer_pairs(sizes, background, allowed)
-        return PairPlan(pairs[:count], lines, background)
+            background = min(int(allowed // sum(sizes)), most_background)
+            if background >= fewest:
+                return GridPlan(pairs, lines, background)
+
+        count = len(pairs) if all_needed else fewer_pairs(sizes, 1, allowed)
+        return GridPlan(pairs[:count], lines, background=1)
+
+    def _plan_triples(self, tables: Tables, triples: Sequence[Subset]) -> GridPlan:
+        """Grids of triples, as fine as the forward rows left can pay for.
+
+        Background rows are reduced first, then lines, then thresholds.
+        """
+        lines = self._triple_lines(tables, triples, self.effort, TRIPLE_ROOM)
+        small = [term for term in triples if count_nodes(lines.points, term) <= MOST_TRIPLE_NODES]
+        nodes = sum(count_nodes(lines.points, term) for term in small)
+        most_background = min(self.effort.triple_background, self.backgrounds.most)
+        if nodes * most_background <= self.meter.left:
+            return GridPlan(small, lines, most_background)
+
+        self.meter.reduced = True
+        coarser = self.effort.coarser_triples()
+        steps = [
+            (self.effort, TRIPLE_ROOM, 2),
+            (coarser, TRIPLE_ROOM, 1),
+            (coarser, TRIPLE_ROOM.coarser(), 1),
+        ]
+        for effort, room, fewest in steps:
+            lines = self._triple_lines(tables, triples, effort, room)
+            nodes = sum(count_nodes(lines.points, term) for term in small)
+            background = min(int(self.meter.left // nodes), most_background)
+            if background >= fewest:
+                return GridPlan(small, lines, background)
+        return GridPlan(small, lines, background=1)
 
     def _pair_lines(
         self, tables: Tables, pairs: Sequence[Subset], effort: Effort, room: Room
@@ -331,14 +395,16 @@ class TableMaker:
             reach=PAIR_REACH,
         )
 
-    def _triple_lines(self, tables: Tables, triples: Sequence[Subset], effort: Effort) -> Lines:
+    def _triple_lines(
+        self, tables: Tables, triples: Sequence[Subset], effort: Effort, room: Room
+    ) -> Lines:
         """Grid lines of the features of some triples."""
         points = self._grid_points(
             tables,
             sorted({k for term in triples for k in term}),
-            TRIPLE_ROOM,
+            room,
             quantiles=effort.triple_quantiles,
-            even=_EVEN_LINES_OF_TRIPLES,
+            even=EVEN_LINES_OF_TRIPLES,
             reach=TRIPLE_REACH,
         )
         return Lines.of(points, self.sample.chunk())
@@ -375,7 +441,8 @@ def tabulate_main(
     tabulator: Tabulator, domain: Domain, chunk: Chunk, unit: Tensor, effort: Effort
 ) -> tuple[Points, Averages]:
     """A feature's own table, before knots are added where it bends."""
-    if len(domain.steps) > MOST_STEPS:
+    # With fewer still, finding out where the model steps most would take too many forward rows.
+    if len(domain.steps) > MOST_STEPS and effort.share_of_steps == 1.0:
         steps = _largest_steps(tabulator, domain, chunk, unit)
         points = domain.step_points(chunk, steps, quantiles=effort.quantiles)
     else:
