@@ -308,3 +308,30 @@ def test_one_hot_groups_take_their_most_frequent_level(net):
 def test_wrong_baselines_are_named(net, table, baseline, kind, said):
     with pytest.raises(kind, match=said):
         NObSP(net, baseline=baseline).fit(table)
+
+
+def test_truth_values_and_whole_numbers_that_pandas_knows_as_missing_are_numbers():
+    generator = np.random.default_rng(0)
+    number = generator.normal(size=300)
+    flag = generator.integers(0, 3, 300)
+    known = pd.DataFrame(
+        {
+            "number": number,
+            "flag": np.where(flag == 2, np.nan, flag),
+            "count": np.where(flag, 3.0, np.nan),
+        }
+    )
+    table = known.assign(
+        flag=pd.array([None if x == 2 else bool(x) for x in flag], dtype="boolean"),
+        count=pd.array([3 if x else None for x in flag], dtype="Int64"),
+    )
+
+    def model(rows):
+        columns = [pd.to_numeric(rows[name]).to_numpy(float, na_value=np.nan) for name in known]
+        number, flag, count = (np.nan_to_num(column, nan=-1.0) for column in columns)
+        return number * flag + count
+
+    explained = NObSP(model, interactions=[("number", "flag")]).fit(table)(table)
+    as_floats = NObSP(model, interactions=[("number", "flag")]).fit(known)(known)
+    assert_same_to_rounding(explained.values, as_floats.values)
+    assert not explained.outside.any()

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
+from sklearn.compose import ColumnTransformer
+from sklearn.linear_model import LinearRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
 
 from nobsp import NObSP, plots
 from nobsp.tabular.health import ExplainedWorseWarning
@@ -119,3 +124,65 @@ def test_numbers_that_are_none_contribute_nothing_to_rows_without_a_prediction()
     assert explanation.values[:2, 0].tolist() == [[0.0], [0.0]]
     assert np.isnan(explanation.predictions[:, 0]).tolist() == [True, True, False]
     assert np.isnan(explanation.residual[:, 0]).tolist() == [True, True, False]
+
+
+def test_a_number_that_is_one_or_missing_has_its_effect() -> None:
+    """Such a column is not constant, though all of its numbers are equal."""
+    flag = np.where(GENERATOR.random(900) < 0.4, 1.0, np.nan)
+    rows = np.stack([COMPLETE[:, 0], flag], 1)
+
+    def model(X: Array) -> Array:
+        return X[:, 0] + np.where(np.isnan(X[:, 1]), -2.0, X[:, 1])
+
+    explainer = NObSP(model, interactions=0).fit(rows)
+    explanation = explainer(rows)
+    assert not explanation.outside.any()
+    assert explanation.explained()[0] > 0.999
+    assert "constant" not in {finding.code for finding in explainer.health().findings}
+    curve = explainer.curves().query("feature == 'x1'")
+    assert curve["level"].tolist() == ["", "missing"]
+    assert np.ptp(curve["value"]) == pytest.approx(3.0, abs=0.01)
+
+
+@pytest.fixture(scope="module")
+def codes() -> pd.DataFrame:
+    """Numbers that stand for levels, some of them missing."""
+    numbers = GENERATOR.integers(0, 4, 900).astype(np.float64)
+    numbers[GENERATOR.random(900) < 0.3] = np.nan
+    return pd.DataFrame({"amount": COMPLETE[:, 0], "code": numbers})
+
+
+@pytest.fixture(scope="module", params=["error", "ignore"])
+def one_hot(codes: pd.DataFrame, request: pytest.FixtureRequest) -> NObSP:
+    """An explainer of a pipeline that makes one column of every code, and one of the missing ones."""
+    encoder = OneHotEncoder(handle_unknown=request.param)
+    prepare = ColumnTransformer([("code", encoder, ["code"])], remainder="passthrough")
+    truth = codes["amount"] + codes["code"].fillna(7.0)
+    pipeline = make_pipeline(prepare, LinearRegression()).fit(codes, truth)
+    return NObSP(pipeline, interactions=0).fit(codes)
+
+
+def test_missing_codes_of_a_one_hot_encoder_are_a_level(
+    one_hot: NObSP, codes: pd.DataFrame
+) -> None:
+    explanation = one_hot(codes)
+    assert not explanation.outside.any()
+    assert explanation.explained()[0] > 0.999
+    curve = one_hot.curves().query("feature == 'code'")
+    assert curve["level"].tolist() == ["", "", "", "", "missing"]
+    assert curve["value"].iloc[-1] - curve["value"].iloc[0] == pytest.approx(7.0, abs=0.01)
+
+    functions = one_hot.compile()
+    increasing = functions.edit("code", "increasing", codes).curves().query("feature == 'code'")
+    assert increasing["value"].iloc[-1] == pytest.approx(curve["value"].iloc[-1], abs=0.01)
+    assert not functions(pd.DataFrame({"amount": [0.0], "code": [np.nan]})).outside.any()
+    assert functions(pd.DataFrame({"amount": [0.0], "code": [9.0]})).outside[0, 1]
+
+
+def test_missing_codes_are_exported(one_hot: NObSP, codes: pd.DataFrame) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    functions = one_hot.compile()
+    with duckdb.connect() as database:
+        database.register("codes", codes)
+        rows = database.execute(functions.to_sql("codes")).df()
+    assert_same_to_rounding(rows["prediction"].to_numpy(), functions.predict(codes).ravel())

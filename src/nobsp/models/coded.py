@@ -290,9 +290,9 @@ def _holds_names(column: Any) -> bool:
 
 
 def _floats(column: AnyArray) -> Array:
-    """A column as numbers, NaN for None."""
+    """A column as numbers, NaN for None and for a missing value of pandas' own types."""
     if column.dtype.kind == "O":
-        numbers = [np.nan if value is None else value for value in column.tolist()]
+        numbers = [np.nan if is_missing(value) else value for value in column.tolist()]
         column = np.array(numbers, dtype=np.float64)
     return column.astype(np.float64)
 

@@ -207,4 +207,5 @@ def _drawn_at_levels(feature: Feature, axis: LevelAxis) -> tuple[FloatArray, Seq
     chunk = Chunk(columns, slice(0, len(axis)))
     if is_named or len(axis.columns) > 1:
         return np.full(len(axis), np.nan), feature.labels, chunk
-    return levels[:, 0], [""] * len(axis), chunk
+    labels = ["missing" if np.isnan(level) else "" for level in levels[:, 0]]
+    return levels[:, 0], labels, chunk

@@ -447,7 +447,7 @@ def _level_columns(axis: LevelAxis, position: float) -> dict[int, AnyArray]:
     """The columns of one level, by its position; one that was not seen where there is none."""
     if np.isnan(position):
         # No level equals it, not even the one that missing names have.
-        unseen = object() if isinstance(axis.levels, tuple) else np.nan
+        unseen = object() if isinstance(axis.levels, tuple) else np.inf
         return {column: np.array([unseen], dtype=object) for column in axis.columns}
     level = axis.levels[int(position)]
     if isinstance(axis.levels, tuple):

@@ -736,7 +736,8 @@ def describe_encoded(outline: Outline, columns: Columns, adapted: Adapted, posit
     column = columns.column(position)
     known = np.array([] if column is None else column.levels or [], dtype=np.float64)
     if len(known) and not _takes_values_between(outline.encode, known):
-        return encoded_level_domain(outline, known)
+        has_missing = column is not None and column.has_missing
+        return encoded_level_domain(outline, known, has_missing=has_missing)
 
     spans = [columns.seen[member].span for member in outline.members]
     ranges = tuple((span[0], span[1]) for span in spans if span)
@@ -797,14 +798,21 @@ def level_domain(
     )
 
 
-def encoded_level_domain(outline: Outline, numbers: Array) -> Domain:
-    """Numbers as levels, such as those of a one-hot encoder."""
+def encoded_level_domain(outline: Outline, numbers: Array, *, has_missing: bool = False) -> Domain:
+    """Numbers as levels, such as those of a one-hot encoder.
+
+    A missing number that rows have, and that the encoder tells from all others, is one of them.
+    """
     if len(numbers) > MOST_TABLED_LEVELS:
         return untabulated_domain(outline)
     inputs = outline.encode(numbers[:, None])
     labels = [f"{number:g}" for number in numbers]
     absent = _encode_missing(outline.encode)
     filled_in = None if absent is None else _position_of(absent, inputs)
+    if has_missing and absent is not None and filled_in is None:
+        numbers = np.append(numbers, np.nan)
+        inputs = torch.cat([inputs, absent])
+        labels.append("missing")
     return level_domain(outline, numbers[:, None], inputs, labels, filled_in=filled_in)
 
 

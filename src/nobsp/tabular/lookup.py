@@ -155,6 +155,8 @@ class LevelAxis:
     def _find_missing(self) -> int | None:
         """The position of `missing`; an error where it is none of the levels."""
         own = [position for name, position in self._positions.items() if is_missing(name)]
+        if not isinstance(self.levels, tuple) and self.levels.shape[1] == 1:
+            own = np.flatnonzero(np.isnan(self.levels[:, 0])).tolist()
         if own or self.filled_in is None:
             return own[0] if own else None
         if self.filled_in not in range(len(self.levels)):
@@ -367,6 +369,9 @@ class Chunk:
                 column.dtype.kind in "cmMSU"
             ):  # numpy would drop what is no real number, and read texts
                 raise TypeError(f"it holds {column.dtype}")
+            if column.dtype.kind == "O":  # of pandas' own NA there is no number
+                numbers = [np.nan if is_missing(value) else value for value in column.tolist()]
+                return np.array(numbers, dtype=np.float64)
             return column.astype(np.float64)
         except (TypeError, ValueError, OverflowError) as failure:
             name = position if self._names is None else repr(self._names[position])

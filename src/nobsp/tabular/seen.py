@@ -32,18 +32,20 @@ class Seen:
     span: tuple[float, ...]  # smallest and largest number; empty without any
     # numbers that follow their distribution; all distinct ones where they are few
     quantiles: FloatArray
+    has_missing: bool = False  # whether numbers are missing among it; of names, a level tells
 
     def merge(self, other: Seen, most: int) -> Seen:
         """The column of two shares of a table; one that is text in either is text."""
         ends = [*self.span, *other.span]
         span = (min(ends), max(ends)) if ends else ()
+        has_missing = self.has_missing or other.has_missing
         if self.numeric != other.numeric:
             text = other if self.numeric else self
-            return replace(text, span=span)
+            return replace(text, span=span, has_missing=has_missing)
 
         quantiles = np.unique(np.concatenate([self.quantiles, other.quantiles]))
         levels = self._merge_levels(other, most)
-        return replace(self, levels=levels, span=span, quantiles=quantiles)
+        return replace(self, levels=levels, span=span, quantiles=quantiles, has_missing=has_missing)
 
     def _merge_levels(self, other: Seen, most: int) -> list[Any] | None:
         """Levels of two shares, in order; None where either has none, or numbers are too many."""
@@ -69,7 +71,8 @@ def look_at(X: TableLike, frame: Frame | None, position: int, name: str, most: i
 
     series = frame[:, position].alias("value")
     if series.dtype.is_numeric() or series.dtype == nw.Boolean:
-        return _see_numbers(np.asarray(series.drop_nulls().to_numpy()), most)
+        known = _see_numbers(np.asarray(series.drop_nulls().to_numpy()), most)
+        return replace(known, has_missing=known.has_missing or series.null_count() > 0)
     if series.dtype == nw.Object:
         objects = series.to_numpy()
         return _see_names(_count_objects(objects), objects.tolist(), name, most)
@@ -87,7 +90,9 @@ def _see_names(times: Mapping[Any, int], absent: list[Any], name: str, most: int
     """
     if all(isinstance(value, int | float | np.number | bool) for value in times):
         numbers = np.array(list(times), dtype=np.float64)
-        return _see_numbers(np.repeat(numbers, list(times.values())), most)
+        known = _see_numbers(np.repeat(numbers, list(times.values())), most)
+        has_missing = known.has_missing or any(is_missing(value) for value in absent)
+        return replace(known, has_missing=has_missing)
 
     levels = sorted(times, key=str)
     if len(levels) > MOST_CODES:
@@ -107,7 +112,9 @@ def _see_names(times: Mapping[Any, int], absent: list[Any], name: str, most: int
 def _see_numbers(column: AnyArray, most: int) -> Seen:
     """A column of numbers."""
     values = column.astype(np.float64)
-    values = np.sort(values[~np.isnan(values)])
+    is_absent = np.isnan(values)
+    has_missing = bool(is_absent.any())
+    values = np.sort(values[~is_absent])
     if len(values) == 0:
         return Seen(
             numeric=True,
@@ -115,6 +122,7 @@ def _see_numbers(column: AnyArray, most: int) -> Seen:
             typical=float("nan"),
             span=(),
             quantiles=values,
+            has_missing=has_missing,
         )
 
     is_new = np.concatenate([[True], values[1:] != values[:-1]])
@@ -129,6 +137,7 @@ def _see_numbers(column: AnyArray, most: int) -> Seen:
         typical=float(values[len(values) // 2]),
         span=(float(values[0]), float(values[-1])),
         quantiles=quantiles,
+        has_missing=has_missing,
     )
 
 

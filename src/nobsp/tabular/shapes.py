@@ -592,6 +592,7 @@ def _level_values(axis: LevelAxis, name: str, shape: str) -> tuple[AnyArray, Flo
         levels = np.array(axis.levels, dtype=object)
         return levels, np.arange(len(levels), dtype=np.float64)
     numbers = np.sort(np.asarray(axis.levels, dtype=np.float64)[:, 0])
+    numbers = numbers[np.isfinite(numbers)]  # a missing one has no place among them
     return numbers, numbers
 
 

@@ -98,6 +98,7 @@ def ordered_nodes(axis: Axis) -> tuple[FloatArray, Any]:
         )
     numbers = axis.levels[:, 0]
     order = np.argsort(numbers, kind="stable")
+    order = order[np.isfinite(numbers[order])]  # a missing one has no place among them
     return numbers[order], order
 
 

@@ -21,6 +21,9 @@ from nobsp.tabular.predicting import classes_of, has_probabilities
 if TYPE_CHECKING:
     from nobsp.tabular.functions import Functions
 
+# A number that no row has, which every database and JSON can write.
+_NO_NUMBER = float(np.finfo(np.float64).max)
+
 
 @dataclass(frozen=True, eq=False)
 class NumberPlace:
@@ -145,7 +148,8 @@ def _place_of(axis: NumberAxis | LevelAxis, *, held: bool) -> tuple[object, Plac
         number = NumberPlace(axis.column, axis.knots, axis.missing, held)
         return (axis.column, axis.knots.tobytes(), axis.missing, held), number
     if not isinstance(axis.levels, tuple):
-        numbers = np.asarray(axis.levels)
+        # What is missing is told by its position; as a number it is one that no row has.
+        numbers = np.nan_to_num(axis.levels, nan=_NO_NUMBER)
         return axis.columns, LevelPlace(axis.columns, None, numbers, axis.missing)
 
     return axis.columns, LevelPlace(axis.columns, axis.levels, None, axis.missing)
