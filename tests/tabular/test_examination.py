@@ -225,6 +225,19 @@ def test_a_table_coarser_than_its_function_is_named() -> None:
     assert "low_share" not in found
 
 
+@pytest.mark.parametrize("n_codes", [100, 200])
+def test_a_coarse_table_is_named_where_the_model_answers_only_for_known_codes(n_codes: int) -> None:
+    generator = np.random.default_rng(0)
+    value_of = dict(enumerate(generator.normal(size=n_codes)))
+
+    def look_up(rows: Any) -> Any:
+        return np.array([value_of[code] for code in rows[:, 0]]) + rows[:, 1]
+
+    rows = np.stack([generator.integers(0, n_codes, 1000), generator.normal(size=1000)], 1)
+    rows[:50, 0] = n_codes - 1  # beyond the last of the codes the model answers for none
+    assert "coarse_table" in codes(NObSP(look_up, interactions=0).fit(rows))
+
+
 def corner(rows: Any) -> Any:
     return rows[:, 0] + rows[:, 1] + 30 * rows[:, 2] * rows[:, 3] * rows[:, 4]
 
@@ -446,6 +459,24 @@ def test_a_value_that_goes_along_with_a_level_is_named() -> None:
     rows = np.stack([days, outcome, generator.normal(size=600)], 1)
     explainer = NObSP(lambda X: X[:, 1] + X[:, 2], interactions=0).fit(rows)
     assert "determined" in codes(explainer)
+
+
+def test_what_is_zero_for_many_rows_determines_nothing() -> None:
+    """An amount that is zero for half of the rows says nothing of the other column there."""
+    generator = np.random.default_rng(0)
+    number = generator.normal(size=1000)
+    is_paid = generator.random(1000) < 0.5
+    rows = np.stack([number, generator.normal(size=1000), number * is_paid], 1)
+    assert "determined" not in codes(NObSP(network(3), interactions=0).fit(rows))
+
+
+def test_heavy_rows_determine_nothing() -> None:
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(600, 4))
+    weight = np.ones(600)
+    weight[:3] = 100.0
+    explainer = NObSP(network(4), interactions=0).fit(rows, sample_weight=weight)
+    assert not {"determined", "dependent"} & codes(explainer)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.9])

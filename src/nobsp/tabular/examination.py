@@ -40,7 +40,15 @@ from nobsp.tabular.health import STANDARD_ERRORS, WORTH_TELLING, Health, TermHea
 from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import Array, LevelAxis, NumberAxis, TermTable
 from nobsp.tabular.selection import FittedTerms
-from nobsp.tabular.setting import FOLDS, Codes, Sample, Setting, deal_folds, find_neighbourhoods
+from nobsp.tabular.setting import (
+    FOLDS,
+    Codes,
+    Sample,
+    Setting,
+    deal_folds,
+    find_neighbourhoods,
+    number_rows,
+)
 from nobsp.tabular.tables import TablePiece, occupancy
 
 # Share of an output's variance below which held-out R² is a warning.
@@ -397,6 +405,9 @@ def terms_with(terms: Sequence[Subset], n_features: int) -> list[list[int]]:
 
 def _dependence_findings(setting: Setting, rows: Sample) -> list[Finding]:
     """Features that another one, or several others, determine."""
+    if setting.is_weighted:
+        # A heavy row is there so often that its values are levels, each of which tells the others.
+        rows = rows.take(np.unique(number_rows(rows.inputs), return_index=True)[1])
     findings = []
     partners = _find_partners(setting, rows)
     for feature, partner, evidence in partners:
@@ -833,8 +844,10 @@ def coarse_features(
         left = outputs_at(axis.knots[segment])
         right = outputs_at(axis.knots[segment + 1])
         missed = outputs_at(values) - (1 - along) * left - along * right
+        # Beyond the last value there may be a knot for which the model has no answer.
+        missed = missed[missed.isfinite().all(1)]
         share = missed.std(0, correction=0) / sample.spread
-        if float(share.max()) > _COARSE:
+        if len(missed) and float(share.max()) > _COARSE:
             coarse.append(table.features[0])
     return coarse
 
@@ -1059,31 +1072,49 @@ def _shares_by_neighbours(source: Array, targets: Array) -> FloatArray:
     values, first, place, counts = np.unique(
         source, return_index=True, return_inverse=True, return_counts=True
     )
-    if len(values) > _MOST_VALUES:
-        # One row per value: rows of the same amount may belong to the same person.
-        ordered = targets[first]
-        left = ordered[1:-1] - (ordered[:-2] + ordered[2:]) / 2
-        return _share_of_spread(left, ordered[1:-1])
-
     sums = np.zeros((len(values), targets.shape[1]))
     np.add.at(sums, place, targets)
+
+    def left_by_others(chosen: NDArray[np.bool_]) -> Array:
+        """What is left of chosen rows by the mean of the other rows with their value."""
+        groups = place[chosen]
+        of_others = (sums[groups] - targets[chosen]) / (counts[groups] - 1)[:, None]
+        return targets[chosen] - of_others
+
+    if len(values) > _MOST_VALUES:
+        # One row per value: rows of the same amount may belong to the same person. But a value that
+        # many rows have, such as zero where nothing was paid, tells little of these.
+        is_frequent = counts >= max(_SHARE_OF_LEVEL * len(source), 2)
+        ordered = targets[first[~is_frequent]]
+        left = ordered[1:-1] - (ordered[:-2] + ordered[2:]) / 2
+        frequent = is_frequent[place]
+        return _share_of_spread(
+            np.concatenate([left, left_by_others(frequent)]),
+            np.concatenate([ordered[1:-1], targets[frequent]]),
+            n_others=int(frequent.sum()),
+            share_of_others=float(frequent.mean()),
+        )
+
     has_others = counts[place] > 1
     if has_others.mean() < _SHARE_WITH_OTHERS:
         return np.zeros(targets.shape[1])
-    rows = targets[has_others]
-    groups = place[has_others]
-    of_others = (sums[groups] - rows) / (counts[groups] - 1)[:, None]
-    return _share_of_spread(rows - of_others, rows)
+    return _share_of_spread(left_by_others(has_others), targets[has_others])
 
 
-def _share_of_spread(left: Array, rows: Array) -> FloatArray:
+def _share_of_spread(
+    left: Array, rows: Array, *, n_others: int = 0, share_of_others: float = 0.0
+) -> FloatArray:
     """R² of columns on some rows; zero where a column does not vary among these.
 
-    The few large values of a skewed column may be in none of them.
+    The few large values of a skewed column may be in none of them. The last `n_others` rows have
+    `share_of_others` of the weight.
     """
-    variance = rows.var(0)
+    n_first = len(rows) - n_others
+    weights = np.full(len(rows), (1 - share_of_others) / max(n_first, 1))
+    weights[n_first:] = share_of_others / max(n_others, 1)
+    variance = weights @ np.square(rows - weights @ rows)
     varies = variance > _ROUNDING
-    share = 1 - np.square(left).mean(0) / np.where(varies, variance, 1.0)
+    share = 1 - weights @ np.square(left) / np.where(varies, variance, 1.0)
     return np.where(varies, share, 0.0)
 
 
