@@ -107,6 +107,20 @@ def test_named_groups_are_not_called_clusters() -> None:
     assert "clusters" not in codes(explainer)
 
 
+@pytest.mark.parametrize("groups", ["one per row", "shuffled"])
+def test_groups_that_are_not_the_clusters_do_not_hide_them(groups: str) -> None:
+    rows, fresh = clustered(60, 20, 0.05)
+    named = np.arange(1200)
+    if groups == "shuffled":
+        named = np.random.default_rng(0).permutation(np.repeat(np.arange(60), 20))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # neighbourhoods tell that these functions are useless
+        explainer = NObSP(network(8), interactions=3).fit(rows, groups=named)
+        truth = explainer.score(fresh)
+    assert explainer.explained_[0] > truth + 0.2
+    assert "clusters" in codes(explainer)
+
+
 def test_few_rows_have_no_headline_or_a_note() -> None:
     rows = np.random.default_rng(0).normal(size=(200, 3))
     two = NObSP(network(3)).fit(rows[:2])
@@ -502,6 +516,29 @@ def test_a_function_that_returns_probabilities_is_told_what_is_explained() -> No
     ]
     assert "log_probabilities" in codes[0]
     assert "log_probabilities" not in codes[1]
+
+
+def test_a_feature_that_acts_in_the_residual_only_is_not_called_unused() -> None:
+    """It acts for one code of fifty, which neither background rows nor coarse grids show."""
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(1000, 4))
+    rows[:, 2] = generator.integers(0, 50, 1000)
+    rows[:, 3] = 1.0
+
+    def model(X: Any) -> Any:
+        return X[:, 0] + 5 * X[:, 1] * (X[:, 2] == 7)
+
+    messages = {
+        name: finding.message
+        for formula, names in ((model, ["x1", "x3"]), (lambda X: X[:, 0], ["x2"]))
+        for finding in NObSP(formula, interactions=0).fit(rows).health().findings
+        for name in names
+        if (finding.code, finding.subject) == ("constant", name)
+    }
+    assert "residual" in messages["x1"]
+    assert "column is constant" in messages["x3"]
+    assert "does not use it" in messages["x2"]
+    assert "residual" not in messages["x2"]
 
 
 def test_numbers_that_are_texts_are_named() -> None:

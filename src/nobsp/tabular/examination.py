@@ -53,6 +53,8 @@ from nobsp.tabular.tables import TablePiece, occupancy
 
 # Share of an output's variance below which held-out R² is a warning.
 LOW_SHARE = 0.8
+# Share from which what is left in the residual is not worth speaking of.
+WHOLLY_EXPLAINED = 0.9999
 # Two numbers with such a rank correlation cannot be told apart by the rows.
 _SAME_RANKS = 0.995
 # Rows below which correlations say nothing.
@@ -100,6 +102,7 @@ def examine(
     distances = distances_from_average(fit)
     coarse = [setting.names[feature] for feature in validity.coarse]
     limit = _limit_in_words(setting.interactions())
+    explained = float(validity.worst.nan_to_num(0.0).min())
     findings = [
         *share_findings(
             validity.worst,
@@ -110,12 +113,12 @@ def examine(
             budget=f"max_forward_rows={meter.limit:,}" if meter.reduced else "",
         ),
         *validity.findings,
-        *feature_findings(setting, terms.order, values, measured),
+        *feature_findings(setting, terms.order, values, measured, explained=explained),
         *name_pairs_left_out(
             terms.strengths,
             terms.order,
             setting.names,
-            explained=float(validity.worst.nan_to_num(0.0).min()),
+            explained=explained,
             limit=limit,
         ),
         *name_far_curves(distances, setting.names),
@@ -221,7 +224,7 @@ def _notes(setting: Setting, terms: FittedTerms, meter: Meter) -> list[Finding]:
             "converts them.",
         )
     if setting.groups is not None:
-        note("groups", _groups_in_words(setting.groups, terms.fit.sample))
+        note("groups", _groups_in_words(setting.groups, terms.fit.sample, setting.n_rows))
     thinned = _list_thinned(terms.thresholds, setting.names)
     if thinned:
         note(
@@ -249,8 +252,8 @@ def _notes(setting: Setting, terms: FittedTerms, meter: Meter) -> list[Finding]:
     return notes
 
 
-def _groups_in_words(groups: Codes, sample: Sample) -> str:
-    """What was held out together where groups are named."""
+def _groups_in_words(groups: Codes, sample: Sample, n_rows: int) -> str:
+    """What was held out together where groups are named; `n_rows` is that of the caller's table."""
     n_groups = len(np.unique(groups))
     if not sample.keeps_groups_whole:
         return (
@@ -258,9 +261,7 @@ def _groups_in_words(groups: Codes, sample: Sample) -> str:
             f"together, and the {n_groups:,} groups were not: held-out R² is not that on new "
             "groups."
         )
-    message = (
-        f"Rows of one group were held out together: {n_groups:,} groups in {len(groups):,} rows."
-    )
+    message = f"Rows of one group were held out together: {n_groups:,} groups in {n_rows:,} rows."
     n_copies = sample.n_copies_apart()
     if n_copies:
         share = n_copies / len(sample)
@@ -366,19 +367,27 @@ def share_findings(
 
 
 def feature_findings(
-    setting: Setting, terms: Sequence[Subset], values: Tensor, rows: Sample
+    setting: Setting,
+    terms: Sequence[Subset],
+    values: Tensor,
+    rows: Sample,
+    *,
+    explained: float = math.nan,
 ) -> list[Finding]:
-    """Features that do nothing, and those that the rows cannot tell from another one."""
+    """Features that do nothing, and those that the rows cannot tell from another one.
+
+    `explained` is the lowest held-out R² of an output.
+    """
     return [
-        *_idle_findings(setting, terms, values, rows),
+        *_idle_findings(setting, terms, values, rows, explained=explained),
         *_dependence_findings(setting, rows),
     ]
 
 
 def _idle_findings(
-    setting: Setting, terms: Sequence[Subset], values: Tensor, rows: Sample
+    setting: Setting, terms: Sequence[Subset], values: Tensor, rows: Sample, *, explained: float
 ) -> list[Finding]:
-    """Features that do nothing."""
+    """Features that do nothing; a feature may act in the residual where there is any."""
     findings = []
     spread = values.std(0, correction=0)
     scale = float(rows.outputs.std(0, correction=0).max()) if len(rows) > 1 else 0.0
@@ -389,9 +398,24 @@ def _idle_findings(
             message = "The preprocessing drops it or makes it constant, so it contributes nothing."
             findings.append(Finding("note", "unused", name, message))
         elif float(spread[positions].max()) <= least:
-            message = "It has no effect: its column is constant, or the model does not use it."
+            message = "The model does not use it: it has no effect."
+            if _is_constant(rows, setting.domains[feature].columns):
+                message = (
+                    "Its column is constant, so the rows do not show whether it has an effect."
+                )
+            elif not explained >= WHOLLY_EXPLAINED:
+                message = (
+                    "It has no effect of its own. Either the model does not use it, or only "
+                    "together with other features: then what it does is in the residual."
+                )
             findings.append(Finding("note", "constant", name, message))
     return findings
+
+
+def _is_constant(rows: Sample, columns: Sequence[int]) -> bool:
+    """Whether some inputs of the network are the same in all rows."""
+    inputs = rows.inputs[:, list(columns)]
+    return bool((inputs == inputs[:1]).all())
 
 
 def terms_with(terms: Sequence[Subset], n_features: int) -> list[list[int]]:
@@ -691,16 +715,25 @@ def scatter_of_share(residuals: Tensor, outputs: Tensor, units: Codes) -> Tensor
 
 
 def cluster_finding(
-    neighbourhoods: Neighbourhoods, final: Tensor, names: Sequence[str], *, chosen: bool
+    neighbourhoods: Neighbourhoods,
+    final: Tensor,
+    names: Sequence[str],
+    *,
+    chosen: bool,
+    named: bool = False,
 ) -> Finding:
-    """Both R² of the output that loses most; `final` are those at the strengths that are used."""
+    """Both R² of the output that loses most; `final` are those at the strengths that are used.
+
+    `named` says whether the caller named groups of rows.
+    """
     losses = neighbourhoods.row_wise - neighbourhoods.explained
     losses = torch.where(neighbourhoods.clustered, losses, -torch.inf)
     output = int(losses.argmax())
     row_wise = float(neighbourhoods.row_wise[output])
     explained = float(neighbourhoods.explained[output])
     message = (
-        f"The rows seem to come in clusters: held-out R² is {row_wise:.3f} with single rows held "
+        f"The rows seem to come in {'other clusters than the groups' if named else 'clusters'}: "
+        f"held-out R² is {row_wise:.3f} with {'these groups' if named else 'single rows'} held "
         f"out, but {explained:.3f} with whole neighbourhoods held out, as rows of new clusters are."
     )
     if chosen:
@@ -708,7 +741,12 @@ def cluster_finding(
             " So the ridge was chosen with neighbourhoods held out, which gives "
             f"{float(final[output]):.3f} on them."
         )
-    message += " Name the clusters with fit(X, groups=...), for example the customer of every row."
+    message += (
+        " Groups must hold all rows that belong together: see whether they are in the order of the "
+        "rows, and coarse enough."
+        if named
+        else " Name the clusters with fit(X, groups=...), for example the customer of every row."
+    )
     return Finding("warning", "clusters", names[output] if len(names) > 1 else "", message)
 
 

@@ -389,12 +389,13 @@ class _Clusters:
 
 
 def _judge_clusters(setting: Setting, fit: RegressionFit) -> _Clusters:
-    """Holds whole neighbourhoods out; where that tells of clusters, these choose the strengths."""
+    """Holds whole neighbourhoods out; where that tells of clusters, these choose the strengths.
+
+    Where groups are named, these choose them: clusters are only told of, as those that are named
+    may be too fine, or others.
+    """
     not_clustered = torch.full_like(fit.explained, torch.inf)
-    # Where groups are named, they are what is held out.
-    neighbourhoods = None
-    if setting.groups is None:
-        neighbourhoods = hold_out_neighbourhoods(fit, setting.domains)
+    neighbourhoods = hold_out_neighbourhoods(fit, setting.domains)
     if neighbourhoods is None:
         unmeasured = torch.zeros(0, dtype=torch.float64)
         return _Clusters(fit, explained=unmeasured, worst=not_clustered)
@@ -404,7 +405,8 @@ def _judge_clusters(setting: Setting, fit: RegressionFit) -> _Clusters:
         return _Clusters(fit, explained=neighbourhoods.explained, worst=not_clustered)
 
     explained = neighbourhoods.explained
-    chooses = setting.options.ridge is None
+    is_named = setting.groups is not None
+    chooses = setting.options.ridge is None and not is_named
     if chooses:
         fit = choose_by_neighbourhoods(fit, neighbourhoods)
         at_chosen = share_explained(fit.held_out.chosen(), fit.sample.outputs)
@@ -413,7 +415,9 @@ def _judge_clusters(setting: Setting, fit: RegressionFit) -> _Clusters:
         fit,
         explained=explained,
         worst=torch.where(clustered, explained, torch.inf),
-        finding=cluster_finding(neighbourhoods, explained, setting.output_names, chosen=chooses),
+        finding=cluster_finding(
+            neighbourhoods, explained, setting.output_names, chosen=chooses, named=is_named
+        ),
     )
 
 
