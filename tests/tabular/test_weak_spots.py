@@ -122,3 +122,37 @@ def test_what_is_not_found_is_said_not_to_be():
 def test_a_region_of_missing_numbers_only_says_so() -> None:
     assert str(Condition("age", above=float("inf"), with_missing=True)) == "age missing"
     assert str(Condition("age", above=7.0, with_missing=True)) == "age > 7 or missing"
+
+
+def test_features_that_the_model_does_not_use_are_not_named():
+    """Of some forty small trees, the best one gains something on a few rows by chance."""
+
+    def model(X):
+        return X[:, 0] + np.sin(5 * (X[:, 0] + X[:, 1]))
+
+    named = set()
+    for seed in range(3):
+        generator = np.random.default_rng(seed)
+        explainer = nobsp.NObSP(model, interactions=[("x0", "x1")])
+        explainer.fit(generator.normal(size=(800, 8)))
+        for spot in explainer.weak_spots(generator.normal(size=(1500, 8)), below=0.7):
+            named |= set(spot.interaction)
+    assert named <= {"x0", "x1"}
+
+
+def test_a_pair_that_is_fitted_too_coarsely_is_named_without_a_third_feature():
+    def model(X):
+        return (np.floor(2 * X[:, 0]) + np.floor(2 * X[:, 1])) % 2
+
+    generator = np.random.default_rng(32)
+    shared = generator.normal(size=(9500, 1))
+    table = 0.6**0.5 * shared + 0.4**0.5 * generator.normal(size=(9500, 8))
+    explainer = nobsp.NObSP(model, interactions=[("x0", "x1")]).fit(table[:1500])
+    named = [
+        spot for spot in explainer.weak_spots(table[1500:], below=0.7) if len(spot.interaction) > 1
+    ]
+    assert named
+    for spot in named:
+        assert set(spot.interaction) == {"x0", "x1"}
+        assert spot.is_fitted
+        assert "interactions=" not in spot.message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,10 @@ TRIED_FEATURES = 8
 # named.
 TRIED_LEAVES = 48
 LEAST_GAIN = 0.05
+# How many standard errors a gain must exceed, as it is the largest of some forty.
+CLEAR_GAIN = 3.0
+# Keeps a division by a residual of zero finite.
+_LEAST = 1e-300
 # What health tells of: regions of at least this share of the rows, with an R² below this.
 TOLD_SHARE = 0.02
 TOLD_BELOW = 0.5
@@ -85,10 +89,12 @@ class WeakSpot:
         explained: R² there, against the mean prediction in the region.
         error: Root mean square residual there.
         usual_error: The same over all rows of that half.
-        interaction: Features whose interaction, which no term has, would tell most of the residual
-            there; one feature where its own function does, and none where nothing small was found.
+        interaction: Features whose interaction would tell most of the residual there; one feature
+            where its own function does, and none where nothing small was clearly found.
         gain: Share of the squared residual there that a small tree of these features takes away.
         rows: Positions in `X` of all rows in the region.
+        is_fitted: Whether these features have a term, which is then too coarse, or of another shape
+            in this region.
 
     Example:
         >>> import numpy as np, nobsp
@@ -111,6 +117,7 @@ class WeakSpot:
     interaction: tuple[str, ...]
     gain: float
     rows: Places
+    is_fitted: bool = False
 
     @property
     def where(self) -> str:
@@ -124,15 +131,15 @@ class WeakSpot:
             f"Where {self.where} ({self.share:.1%} of the rows), R² is {self.explained:.2f}: "
             f"residuals are {self.error / self.usual_error:.1f} times as large as on all rows."
         )
-        if len(self.interaction) > 1:
+        if len(self.interaction) > 1 and not self.is_fitted:
             sentences += (
                 f" The interaction of {term_name(self.interaction)} would explain {self.gain:.0%} "
                 f"of them; fit with interactions=[..., {self.interaction!r}]."
             )
         elif self.interaction:
             sentences += (
-                f" {self.interaction[0]} alone would explain {self.gain:.0%} of them: its curve "
-                "has more detail than its table, or differs in this region."
+                f" {term_name(self.interaction)} alone would explain {self.gain:.0%} of them: its "
+                "function has more detail than its table, or differs in this region."
             )
         else:
             sentences += (
@@ -222,6 +229,13 @@ class _Region:
             within = (column > above) & (column <= up_to)
             inside &= within | (np.isnan(column) & with_missing)
         return inside
+
+
+class _Gains(NamedTuple):
+    """What a tree of some features takes away of the squared residual of rows."""
+
+    term: tuple[int, ...]
+    per_row: FloatArray  # as a share of all rows' squared residual
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,6 +337,7 @@ class _Search:
             interaction=interaction,
             gain=gain,
             rows=known[region.holds(self.matrix[known])],
+            is_fitted=len(interaction) == 1 or frozenset(interaction) in self.fitted_terms,
         )
 
     def _condition(self, feature: int, above: float, up_to: float, with_missing: bool) -> Condition:
@@ -347,27 +362,26 @@ class _Search:
         if len(rows) < FEWEST_IN_REGION:
             return (), 0.0
         candidates = self._tried_features()
-        singles: dict[tuple[int, ...], float] = {(k,): self._gain((k,), rows) for k in candidates}
-        pairs = {pair: self._gain(pair, rows) for pair in combinations(candidates, 2)}
-        if not pairs:
+        if len(candidates) < 2:
             return (), 0.0
+        single = self._best([(k,) for k in candidates], rows)
+        pair = self._best(list(combinations(candidates, 2)), rows)
+        others = [k for k in candidates if k not in pair.term]
+        triple = self._best([(*pair.term, k) for k in others], rows)
+        # A tree may follow a pair only after splits of a third feature, whichever that is.
+        without_third = _Gains(pair.term, self._gains(triple.term, rows, shuffles_last=True))
 
-        best_pair = max(pairs, key=lambda pair: pairs[pair])
-        triples = {
-            tuple(sorted((*best_pair, k))): self._gain((*best_pair, k), rows)
-            for k in candidates
-            if k not in best_pair
-        }
-        best: tuple[int, ...] = max(singles, key=lambda single: singles[single])
-        gain = singles[best]
-        for larger in (pairs, triples):
-            for term, gained in larger.items():
-                is_new = frozenset(self.features[k].name for k in term) not in self.fitted_terms
-                if is_new and gained > gain + LEAST_GAIN and gained == max(larger.values()):
-                    best, gain = term, gained
-        if gain < LEAST_GAIN:
-            return (), 0.0
-        return tuple(self.features[k].name for k in best), float(gain)
+        best = _Gains((), np.zeros(len(rows)))
+        for larger in (single, pair, without_third, triple):
+            if larger.term and _is_clear(larger.per_row - best.per_row):
+                best = larger
+        return tuple(self.features[k].name for k in sorted(best.term)), float(best.per_row.sum())
+
+    def _best(self, terms: Sequence[tuple[int, ...]], rows: Places) -> _Gains:
+        """The features that take most away, among some."""
+        tried = [_Gains(term, self._gains(term, rows)) for term in terms]
+        nothing = _Gains((), np.zeros(len(rows)))
+        return max(tried, key=lambda gains: float(gains.per_row.sum()), default=nothing)
 
     def _tried_features(self) -> list[int]:
         """The features that a tree of the residual uses most."""
@@ -379,18 +393,34 @@ class _Search:
         order = np.argsort(-tree.feature_importances_, kind="stable")[:TRIED_FEATURES]
         return sorted(int(k) for k in order)
 
-    def _gain(self, features: Sequence[int], rows: Places) -> float:
-        """Share of some rows' squared residual that a small tree of some features takes away."""
+    def _gains(
+        self, features: Sequence[int], rows: Places, *, shuffles_last: bool = False
+    ) -> FloatArray:
+        """What a small tree of some features takes away of some rows' squared residual.
+
+        Per row, as a share of all. With `shuffles_last` the last feature tells nothing.
+        """
         from sklearn.tree import DecisionTreeRegressor
 
-        chosen = list(features)
+        if not features:
+            return np.zeros(len(rows))
+        matrix = self.matrix[:, list(features)]
+        if shuffles_last:
+            matrix[:, -1] = np.random.default_rng(0).permutation(matrix[:, -1])
         tree = DecisionTreeRegressor(
             max_leaf_nodes=TRIED_LEAVES, min_samples_leaf=5, random_state=0
         )
-        tree.fit(self.matrix[self.found_on][:, chosen], self.residual[self.found_on])
-        left = self.residual[rows] - tree.predict(self.matrix[rows][:, chosen])
-        before = float(np.square(self.residual[rows]).sum())
-        return 1 - float(np.square(left).sum()) / before if before > 0 else 0.0
+        tree.fit(matrix[self.found_on], self.residual[self.found_on])
+        left = self.residual[rows] - tree.predict(matrix[rows])
+        before = np.square(self.residual[rows])
+        gains: FloatArray = (before - np.square(left)) / max(before.sum(), _LEAST)
+        return gains
+
+
+def _is_clear(gains: FloatArray) -> bool:
+    """Whether rows gain enough together, and more than they would by chance."""
+    least_by_chance = CLEAR_GAIN * gains.std() * len(gains) ** 0.5
+    return bool(gains.sum() > max(LEAST_GAIN, least_by_chance))
 
 
 def _code(name: str, column: AnyArray, squares: FloatArray, rows: Places) -> _Coded:
