@@ -125,11 +125,12 @@ class Ensemble(nn.Module):
 class Padded(nn.Module):
     """Texts of several lengths: padding is neither attended to nor counted in the mean over tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, last_norm: bool = False) -> None:
         super().__init__()
         self.embed = nn.Embedding(20, 8, padding_idx=0)
         layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        norm = nn.LayerNorm(8) if last_norm else None
+        self.encoder = nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False)
         self.head = nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -736,6 +736,64 @@ def test_what_masks_of_rows_do_is_a_part_and_no_residual() -> None:
     )
 
 
+def assert_alone_as_beside(model: nn.Module, alone: Tensor, others: Tensor, x: Tensor) -> None:
+    """Fails unless rows have the account that they have beside others."""
+    ex = nobsp.explain_parts(model, alone, background=x)
+
+    beside = nobsp.explain_parts(model, torch.cat([alone, others]), background=x)[: len(alone)]
+
+    size = float(np.abs(ex.values).sum(1).max())
+    assert beside.terms == ex.terms
+    assert_same_to_rounding(beside.values, ex.values, within=SUMS, size=size)
+    assert_same_to_rounding(beside.residual, ex.residual, within=SUMS, size=size)
+    ablation = ex.ablation(torch.cat([alone, others]), most=1)
+    assert_same_to_rounding(ablation.direct[: len(alone)], ex.values, within=SUMS, size=size)
+    for output in range(len(ex.output_names)):
+        one_output = nobsp.explain_parts(model, alone, background=x, target=output)
+        expected = ex.values[..., [output]]
+        assert_same_to_rounding(one_output.values, expected, within=SUMS, size=size)
+
+
+def test_rows_do_not_change_how_finely_others_are_integrated() -> None:
+    model = drawn(Padded(last_norm=True), seed=4)
+    # A mean stream that is small beside those of rows: the last norm bends on the way from it.
+    model.embed.weight.data *= 30  # type: ignore[operator]
+    x = texts()
+
+    for first in range(0, 30, 6):
+        others = torch.cat([x[:first], x[first + 6 :]])
+        assert_alone_as_beside(model, x[first : first + 6], others, x)
+
+
+def test_an_extreme_row_does_not_change_the_account_of_others() -> None:
+    x = rows(12, 3, 6, 6)
+
+    assert_alone_as_beside(drawn(ResNet()), x[:6], 1e9 * x[6:8], x)
+
+
+class BarelyPadded(Padded):
+    """Read at its first token, and a little at the mean of those that are no padding."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = x == 0
+        encoded = self.encoder(self.embed(x), src_key_padding_mask=padding)
+        kept = (~padding).unsqueeze(-1).to(encoded.dtype)
+        return self.head(encoded[:, 0] + 1e-4 * (encoded * kept).sum(1) / kept.sum(1))
+
+
+def test_what_masks_do_is_no_residual_however_little_it_is() -> None:
+    model = drawn(BarelyPadded())
+    x = texts()
+
+    ex = nobsp.explain_parts(model, x)
+
+    assert ex.feature_names[-1] == "mask"
+    assert np.abs(ex.values[:, -1]).max() < 1e-3 * np.abs(ex.predictions - ex.base_values).mean()
+    size = float(np.abs(ex.values).sum(1).max())
+    assert_same_to_rounding(ex.residual, np.zeros_like(ex.residual), within=SUMS, size=size)
+    assert_alone_as_beside(model, x[:6], x[6:], x)
+
+
 def test_masks_are_beside_what_is_ablated_and_have_no_effect_of_their_own() -> None:
     x = texts()
     ex = nobsp.explain_parts(drawn(Padded()), x)

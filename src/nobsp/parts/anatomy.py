@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -18,9 +18,9 @@ from nobsp.parts.stream import Graph, Join, Stream, find_stream
 from nobsp.parts.tape import Step, Tape
 
 Detail = Literal["auto", "layers", "blocks", "units"]
-# Points of the integrals: more of them are taken for batches whose residual is above the tolerance.
+# Points of the integrals: more of them are taken for rows whose residual is above the tolerance.
 POINTS = (8, 32)
-# The residual that is allowed, as a share of how far outputs are from the base.
+# The residual that is allowed, as a share of how far calibration rows are from the base.
 TOLERANCE = 2e-3
 
 
@@ -134,22 +134,56 @@ class Anatomy:
             terms[join.trunk] = references[join.trunk]
         return tape.rerun(terms, join.value, self.joins[position])
 
+    @cached_property
+    def has_masks(self) -> bool:
+        """Whether masks, lengths or positions of a row's own lead the stream to the outputs.
+
+        Whole numbers and truth values made of the input are such, and all that is made of them.
+        """
+        tape = self.probe
+        made_of_input = {tape.source}
+        for step in tape.steps:
+            if any(number in made_of_input for number in step.inputs):
+                made_of_input.update(step.outputs)
+
+        segments = [*self.tail, *(segment for way in self.ways for segment in way)]
+        pieces = [(frozenset([segment.start]), segment.plan) for segment in segments]
+        for join, plan in zip(self.stream.joins, self.joins, strict=True):
+            pieces.append((frozenset(_terms_of(join)), plan))
+        return any(_reads_beside(tape, starts, plan, made_of_input) for starts, plan in pieces)
+
     def base(self, tape: Tape, means: Means) -> Tensor:
         """All outputs with every part at its mean, (rows, outputs)."""
         return _flat(self.references(tape, means)[self.stream.output], tape.rows)
 
-    def account(self, tape: Tape, means: Means, columns: Tensor) -> Account:
-        """Contributions to chosen outputs of each row, (rows, chosen outputs)."""
+    def account(
+        self, tape: Tape, means: Means, columns: Tensor, calibration_change: Tensor
+    ) -> Account:
+        """Contributions to chosen outputs of each row.
+
+        Whether an integral takes more points is decided for each row and output by itself, so that
+        an account does not depend on the rows beside it.
+
+        Args:
+            tape: The batch.
+            means: Of the calibration rows.
+            columns: The chosen outputs of each row, (rows, chosen outputs).
+            calibration_change: How far calibration rows are from the base, (chosen outputs,).
+        """
         references = self.references(tape, means)
         chosen = _choose(tape.values[self.stream.output], columns)
         base = _choose(references[self.stream.output], columns)
-        for points in POINTS:
-            contributions = self._contributions(tape, means, references, columns, points)
-            account = Account(contributions, base, chosen)
-            allowed = TOLERANCE * float((chosen - base).abs().mean())
-            if float(account.residual.abs().max()) <= allowed:
+        allowed = TOLERANCE * calibration_change.to(chosen)
+
+        fewest, *finer = POINTS
+        contributions = self._contributions(tape, means, references, columns, fewest)
+        for points in finer:
+            missed = (chosen - base - contributions.sum(1)).abs() > allowed
+            if not bool(missed.any()):
                 break
-        return account
+            refined = self._contributions(tape, means, references, columns, points)
+            contributions = torch.where(missed.unsqueeze(1), refined, contributions)
+        return Account(contributions, base, chosen)
 
     def _contributions(
         self,
@@ -426,6 +460,19 @@ def _units(graph: Graph, stream: Stream) -> tuple[tuple[Part, ...], int]:
     kind = "channel" if is_map else "unit"
     source = Source(parent, parent, join=-1, unit_axis=axis, count=int(shape[axis]))
     return name_units(source, kind, step.module), parent
+
+
+def _reads_beside(
+    tape: Tape, starts: Collection[int], plan: Iterable[int], made_of_input: Collection[int]
+) -> bool:
+    """Whether steps read what is made of the input in other ways than from their starts."""
+    followed = set(starts)
+    for position in plan:
+        step = tape.steps[position]
+        followed.update(step.outputs)
+        if any(number in made_of_input and number not in followed for number in step.inputs):
+            return True
+    return False
 
 
 def _terms_of(join: Join) -> tuple[int, ...]:

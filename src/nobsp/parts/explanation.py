@@ -44,8 +44,8 @@ from nobsp.tabular.indexing import find_positions, split_axes
 _LARGE_RESIDUAL = 0.01
 # A residual of so many roundings of the outputs is rounding.
 _ROUNDINGS = 16
-# Bases of rows that differ by no more than this share of what is accounted for are the same.
-_SAME_BASE = 1e-3
+# Bases of rows that differ by no more than so many roundings of the outputs are the same.
+_ROUNDINGS_OF_BASES = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +56,7 @@ class _Subject:
     anatomy: Anatomy
     means: Means
     base: Tensor  # all outputs with every part at its mean, on average over the calibration rows
+    change: Tensor  # how far all outputs are from there, on average over these rows
     target: Target
     columns: tuple[int, ...]  # the outputs that are explained
     batch_size: int
@@ -264,11 +265,11 @@ def explain_parts(
         anatomy = dissect(record, reference.tensor.to(reference.device), parts)
         watched = _Watched(record, anatomy)
         means = anatomy.means(watched.tapes(reference))
-        mean_outputs, base = watched.mean_outputs(reference, means)
+        mean_outputs, base, change = watched.mean_outputs(reference, means)
         predictions = watched.outputs(rows)
         columns = choose_outputs(predictions, target)
         accounts = [
-            anatomy.account(tape, means, _columns(columns, tape.rows))
+            anatomy.account(tape, means, _columns(columns, tape.rows), change[list(columns)])
             for tape in watched.tapes(rows)
         ]
     names = _names_of_outputs(output_names, predictions.shape[1])
@@ -277,6 +278,7 @@ def explain_parts(
         anatomy=anatomy,
         means=means,
         base=base,
+        change=change,
         target=target,
         columns=columns,
         batch_size=batch_size,
@@ -330,15 +332,20 @@ class _Watched:
             outputs.append(tensor.reshape(tape.rows, -1).to("cpu", torch.float64))
         return torch.cat(outputs)[: len(rows.tensor)]
 
-    def mean_outputs(self, rows: Rows, means: Means) -> tuple[Tensor, Tensor]:
-        """Mean outputs as they are, and with every part at its mean."""
+    def mean_outputs(self, rows: Rows, means: Means) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean outputs as they are, with every part at its mean, and how far these are apart."""
         total = torch.zeros(())
         total_base = torch.zeros(())
+        total_change = torch.zeros(())
         for tape in self.tapes(rows):
             outputs = tape.values[self.anatomy.stream.output].reshape(tape.rows, -1)
-            total = total + outputs.to("cpu", torch.float64).sum(0)
-            total_base = total_base + self.anatomy.base(tape, means).cpu().sum(0)
-        return total / len(rows.tensor), total_base / len(rows.tensor)
+            outputs = outputs.to("cpu", torch.float64)
+            base = self.anatomy.base(tape, means).cpu()
+            total = total + outputs.sum(0)
+            total_base = total_base + base.sum(0)
+            total_change = total_change + (outputs - base).abs().sum(0)
+        n_rows = len(rows.tensor)
+        return total / n_rows, total_base / n_rows, total_change / n_rows
 
 
 def _columns(columns: Sequence[int], rows: int) -> Tensor:
@@ -397,8 +404,7 @@ def _explanation(
     base = subject.base[list(subject.columns)].numpy()
     parts = subject.anatomy.parts
     of_masks = _joined([account.base for account in accounts], n_rows) - base
-    precision = _precision(subject.anatomy)
-    if _is_seen(of_masks, predictions, base, precision):
+    if subject.anatomy.has_masks and _is_seen(of_masks, predictions, _precision(subject.anatomy)):
         parts = (*parts, MASK)
         values = np.concatenate([values, of_masks[:, np.newaxis]], axis=1)
     residual = predictions - base - values.sum(1)
@@ -428,13 +434,13 @@ def _precision(anatomy: Anatomy) -> float:
     return torch.finfo(anatomy.probe.values[anatomy.stream.output].dtype).eps
 
 
-def _is_seen(
-    of_masks: FloatArray, predictions: FloatArray, base: FloatArray, precision: float
-) -> bool:
-    """Whether bases of rows differ by more than rounding."""
-    change = float(np.abs(predictions - base).mean())
-    rounding = _ROUNDINGS * precision * float(np.abs(predictions).mean())
-    return bool(np.abs(of_masks).max() > max(_SAME_BASE * change, rounding))
+def _is_seen(of_masks: FloatArray, predictions: FloatArray, precision: float) -> bool:
+    """Whether bases of rows differ by more than rounding.
+
+    Where they do by less, rows have the account that they have beside rows of other masks.
+    """
+    rounding = _ROUNDINGS_OF_BASES * precision * float(np.abs(predictions).mean())
+    return bool(np.abs(of_masks).max() > rounding)
 
 
 def _notes(
@@ -585,7 +591,9 @@ def measure_ablation(
         watched = _Watched(record, anatomy)
         chosen = _strongest(watched, rows, subject, parts, most)
         for tape in watched.tapes(rows):
-            account = anatomy.account(tape, subject.means, _columns(columns, tape.rows))
+            account = anatomy.account(
+                tape, subject.means, _columns(columns, tape.rows), subject.change[list(columns)]
+            )
             contributions = _contributions_of(parts, account, subject)
             _require_finite(account.outputs)
             lost = torch.full_like(contributions, torch.nan)

@@ -22,8 +22,10 @@ from nobsp.numerics import gauss_legendre
 from nobsp.parts.stream import Graph
 from nobsp.parts.tape import Tape
 
-# Chords shorter than this share of the largest number are taken for tangents.
+# Chords shorter than this share of the numbers at their ends are taken for tangents,
 _SHORT = 1e-6
+# and so are those that rise by no more than so many roundings of what is at their ends.
+_ROUNDINGS = 16
 
 
 @dataclass(frozen=True)
@@ -109,15 +111,27 @@ def _integrate(
 
 
 def _chord(tape: Tape, segment: Segment, reference: Tensor, reference_after: Tensor) -> Tensor:
-    """(g(u) − g(r)) / (u − r), number by number."""
+    """(g(u) − g(r)) / (u − r), number by number.
+
+    Where u and r are nearly the same, or g(u) and g(r) are, the quotient would be rounding, and the
+    slope between them is taken. Each number is looked at by itself: rows do not change each other.
+    """
     value = tape.values[segment.start]
+    after = tape.values[segment.stop]
     change = value - reference
+    rise = after - reference_after
     tangent = gradients(
-        tape,
-        segment,
-        (value + reference) / 2,
-        torch.ones_like(tape.values[segment.stop]).unsqueeze(0),
+        tape, segment, (value + reference) / 2, torch.ones_like(after).unsqueeze(0)
     )[0]
-    is_short = change.abs() <= _SHORT * value.abs().max().clamp_min(1e-30)
-    rise = tape.values[segment.stop] - reference_after
+    # A slope of nothing halfway does not make a rise small: ReLU has one below zero.
+    largest_rise = torch.maximum(rise.abs(), (tangent * change).abs())
+    rounding = _ROUNDINGS * torch.finfo(after.dtype).eps
+    is_short = (change.abs() <= _SHORT * _larger(value, reference)) | (
+        largest_rise <= rounding * _larger(after, reference_after)
+    )
     return torch.where(is_short, tangent, rise / torch.where(is_short, 1.0, change))
+
+
+def _larger(value: Tensor, other: Tensor) -> Tensor:
+    """The larger of two tensors' sizes, number by number."""
+    return torch.maximum(value.abs(), other.abs())
