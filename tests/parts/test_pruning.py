@@ -451,6 +451,94 @@ def test_layers_that_stay_whole_are_named(model: nn.Module, x: Tensor, named: st
         nobsp.prune(drawn(model), x)
 
 
+class OwnWeights(nn.Module):
+    """Weights that are no layer's, a product of two tensors, and a layer that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.weight = nn.Parameter(torch.zeros(8, 8))
+        self.second = nn.Linear(8, 8)
+        self.product = nn.Bilinear(8, 8, 8)
+        self.cell = nn.GRUCell(8, 8)
+        self.last = nn.Linear(8, 6)
+        self.head = nn.Linear(6, 2)
+        self.unused = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second((self.first(x).relu() @ self.weight).relu()).relu()
+        return self.head(self.last(self.cell(self.product(x, x))).relu())
+
+
+def convolutions(dimensions: int) -> nn.Module:
+    """Plain, transposed, in groups, with other padding, depthwise, and two that can be cut."""
+    convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dimensions - 1]
+    transposed = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[dimensions - 1]
+    layers = [
+        convolution(2, 4, 3, padding=1),
+        transposed(4, 4, 3),
+        convolution(4, 4, 3, groups=2),
+        convolution(4, 4, 3, padding=1, padding_mode="circular"),
+        convolution(4, 4, 3, groups=4, padding=1),
+        convolution(4, 4, 1),
+    ]
+    with_bends = [module for layer in layers for module in (layer, nn.ReLU())]
+    pooled = nn.Sequential(nn.Flatten(), nn.Linear(4 * 5**dimensions, 6), nn.ReLU())
+    return nn.Sequential(*with_bends, pooled, nn.Linear(6, 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "expected"),
+    [
+        (
+            convolutions(1),
+            (2, 5),
+            {
+                "0": "2 reads what it makes",
+                "2": "ConvTranspose1d",
+                "4": "2 groups",
+                "6": "circular",
+                "8": "by itself",
+            },
+        ),
+        (convolutions(2), (2, 5, 5), {"2": "ConvTranspose2d", "4": "2 groups", "6": "circular"}),
+        (
+            convolutions(3),
+            (2, 5, 5, 5),
+            {"0": "Conv3d", "2": "ConvTranspose3d", "6": "Conv3d", "10": "Conv3d"},
+        ),
+        (
+            OwnWeights(),
+            (4,),
+            {
+                "first": "the model itself",
+                "": "parameter of its own",
+                "second": "Bilinear",
+                "product": "Bilinear",
+                "cell": "recurrent",
+                "unused": "not called",
+                "head": "network returns",
+            },
+        ),
+    ],
+)
+def test_every_layer_is_smaller_or_named_with_its_own_reason(
+    model: nn.Module, shape: tuple[int, ...], expected: dict[str, str]
+) -> None:
+    pruned = nobsp.prune(drawn(model), rows(40, *shape), keep=0.5)
+
+    reasons = {layer.name: layer.reason for layer in pruned.left_whole}
+    for name, words in expected.items():
+        assert words in reasons[name]
+    smaller = {name for layer in pruned.layers for name in layer.made_by}
+    with_weights = {
+        name
+        for name, layer in pruned.model.named_modules()
+        if isinstance(getattr(layer, "weight", None), Tensor)
+    }
+    assert with_weights <= smaller | set(reasons)
+
+
 def test_heads_go_with_the_keys_they_share() -> None:
     model = doubled_groups()
 

@@ -8,7 +8,7 @@ Residual streams and outputs stay as they are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nobsp.parts.operations import active_values, is_attention, is_pointwise, is_weighted
+from nobsp.parts.operations import (
+    active_values,
+    is_attention,
+    is_pointwise,
+    is_product,
+    is_weighted,
+)
 from nobsp.parts.stream import Graph
 from nobsp.parts.tape import Step, Tape
 
@@ -177,6 +183,9 @@ class Finder:
             reader = step.module
             if not is_weighted(step) or is_attention(step) or not self._has_parts(reader):
                 continue
+            if _is_depthwise(self.layers[reader]) and not is_plain_layer(self.layers[reader]):
+                # What is behind it reads its channels and those before it alike.
+                continue
             refusal = self._why_not(reader)
             if refusal:
                 refusal = f"{reader} reads what it makes, and cannot read less ({refusal})"
@@ -187,13 +196,20 @@ class Finder:
                     continue
                 refusal = group
             for maker in self._makers(step):
-                reasons.setdefault(maker, refusal)
+                reasons.setdefault(maker, self._why_of_maker(maker, refusal))
         return groups, self._whole_layers(groups, reasons)
 
     def _has_parts(self, name: str) -> bool:
         """Whether a layer is of a kind that makes units or channels, able to lose them or not."""
         layer = self.layers.get(name)
         return layer is not None and (isinstance(layer, _LAYERS) or is_plain_layer(layer))
+
+    def _why_of_maker(self, name: str, refusal: str) -> str:
+        """Why a layer keeps all it makes, given why its reader does not read less."""
+        layer = self.layers[name]
+        if _is_depthwise(layer):
+            return f"it treats each channel by itself, and those that it reads stay: {refusal}"
+        return refusal if is_plain_layer(layer) else _why_not_plain(layer)
 
     def _makers(self, step: Step) -> list[str]:
         """The layers that make what a step reads, with no other layer between."""
@@ -207,7 +223,8 @@ class Finder:
                 continue
             if is_weighted(before) and self._has_parts(before.module):
                 makers.append(before.module)
-                continue
+                if not _is_depthwise(self.layers[before.module]):
+                    continue
             further = [parent for parent in self.graph.parents(value) if parent not in known]
             known.update(further)
             waiting += further
@@ -227,19 +244,64 @@ class Finder:
             if isinstance(layer, nn.MultiheadAttention)
         ]
         smaller = {name for group in groups for name in (*group.producers, *group.channelwise)}
-        for name in self.calls:
-            if isinstance(self.layers.get(name), nn.RNNBase):
+        in_heads = [f"{name}." for name, _ in whole]
+        for name in self._layers_that_ran():
+            if isinstance(self.layers.get(name), nn.RNNBase | nn.RNNCellBase):
                 whole.append((name, "it is recurrent: its units read each other"))
             elif name not in smaller and self._has_parts(name):
                 whole.append((name, reasons.get(name) or self._why_unread(name)))
+            elif not self._has_parts(name) and self._multiplies_itself(name):
+                reason = "it multiplies with a parameter of its own, in no layer that can be cut"
+                whole.append((name, reason))
+
+        ran = {step.module for step in self.tape.steps}
+        for name in self.layers:
+            is_seen = name in ran or any(name.startswith(start) for start in in_heads)
+            if self._has_parts(name) and not is_seen:
+                whole.append((name, "it is not called for these rows"))
         return whole
+
+    def _layers_that_ran(self) -> list[str]:
+        """Names of layers in the order of the forward pass."""
+        return list(dict.fromkeys(step.module for step in self.tape.steps))
+
+    def _multiplies_itself(self, name: str) -> bool:
+        """Whether a layer that is none of torch's multiplies what it reads with own weights."""
+        layer = self.layers.get(name)
+        if layer is None or isinstance(layer, nn.MultiheadAttention):
+            return False
+        own = {
+            weight.untyped_storage().data_ptr()
+            for weight in layer.parameters(recurse=False)
+            if weight.ndim > 1
+        }
+        return any(
+            self.tape.values[number].untyped_storage().data_ptr() in own
+            for step in self.tape.steps
+            if own and step.module == name and is_product(step)
+            for number in step.inputs
+            if self.tape.values[number].layout == torch.strided
+        )
 
     def _why_unread(self, name: str) -> str:
         """Why no layer reads what a layer makes of the input."""
         made = {step.outputs[0] for step in self.tape.steps if step.module == name}
         if made.isdisjoint(self.graph.active):
             return "what it makes does not depend on the input, as a bias of positions does not"
+        if self._is_multiplied(made, name):
+            return "no linear layer or convolution reads what it makes"
         return "it makes what the network returns"
+
+    def _is_multiplied(self, made: Collection[int], name: str) -> bool:
+        """Whether other steps with weights come after what a layer makes."""
+        after = set(made)
+        for step in self.tape.steps:
+            if step.module == name or after.isdisjoint(step.inputs):
+                continue
+            if is_weighted(step):
+                return True
+            after.update(step.outputs)
+        return False
 
     def _why_not(self, name: str) -> str:
         """Why a layer cannot read fewer parts; empty where it can."""
@@ -247,7 +309,7 @@ class Finder:
         if name in self.altered:
             return self.altered[name]
         if layer is None or not is_plain_layer(layer):
-            return "it is no linear layer or convolution over all channels"
+            return _why_not_plain(layer)
         if self.calls[name] > 1:
             return "it is used more than once"
         if id(layer.weight) in self.shared_weights:
@@ -334,6 +396,9 @@ class Finder:
         layer = self.layers.get(step.module)
         if _is_depthwise(layer) and self.calls[step.module] == 1:
             return self._further(parents[0], step.module, is_map=is_map)
+        if not self._has_parts(step.module):
+            owner = step.module or "the model itself"
+            return f"{step.name} of {owner} stands between it and the layer that reads it"
         reason = self._why_not(step.module)
         if isinstance(layer, nn.Conv1d | nn.Conv2d) != is_map and len(step.inputs) > 1:
             reason = reason or "a reshape stands between it and the layer that reads it"
@@ -496,7 +561,9 @@ def _common(names: tuple[str, ...]) -> str:
     return ".".join(shared)
 
 
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+# Layers that make units or channels; of these only the first three can lose any.
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Bilinear, *_TRANSPOSED)
 
 
 def is_plain_layer(layer: nn.Module) -> bool:
@@ -507,6 +574,21 @@ def is_plain_layer(layer: nn.Module) -> bool:
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
         return layer.groups == 1 and layer.padding_mode == "zeros"
     return isinstance(layer, nn.Linear) or is_transposed(layer)
+
+
+def _why_not_plain(layer: nn.Module | None) -> str:
+    """Why a layer is not W h + b over all channels."""
+    if isinstance(layer, nn.Conv3d):
+        return "convolutions of volumes, nn.Conv3d, are not taken apart"
+    if isinstance(layer, _TRANSPOSED):
+        return f"transposed convolutions, nn.{type(layer).__name__}, are not taken apart"
+    if isinstance(layer, nn.Bilinear):
+        return "nn.Bilinear multiplies the tensors that it reads by each other"
+    if isinstance(layer, nn.Conv1d | nn.Conv2d) and layer.groups > 1:
+        return f"its channels are in {layer.groups} groups, each of which reads some channels only"
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        return f"its padding is {layer.padding_mode!r}, and not of zeros"
+    return "it is no linear layer or convolution over all channels"
 
 
 def is_transposed(layer: nn.Module) -> bool:

@@ -124,6 +124,7 @@ _POINTWISE = frozenset(
 )
 _WEIGHTED = _PRODUCTS | frozenset(
     [
+        "_trilinear",
         "embedding",
         "_embedding_bag",
         "_embedding_bag_forward_only",
