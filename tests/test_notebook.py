@@ -124,6 +124,70 @@ def test_parts_of_a_network_show_the_strongest(rows: np.ndarray) -> None:
     assert "residual" in shown
 
 
+@pytest.fixture(scope="module")
+def transformer_parts() -> tuple[nobsp.PartsExplanation, torch.Tensor]:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 4, 12, batch_first=True, norm_first=True)
+    encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    model = nn.Sequential(encoder, nn.Flatten(), nn.Linear(24, 2))
+    x = torch.randn(12, 3, 8)
+    return nobsp.explain_parts(model.eval(), x), x
+
+
+def test_an_ablation_shows_what_is_lost_without_the_strongest(
+    transformer_parts: tuple[nobsp.PartsExplanation, torch.Tensor],
+) -> None:
+    parts, x = transformer_parts
+    ablation = parts.ablation(x)
+    sizes = np.abs(ablation.effects).mean((0, 2))
+    order = np.argsort(-sizes)
+
+    shown = ablation._repr_html_()
+
+    assert is_balanced(shown)
+    assert "16 of 16 parts" in shown
+    assert "and 6 other parts" in shown
+    for part in order[:10]:
+        assert ablation.names[part] in shown
+        assert notebook.write_number(sizes[part]) in shown
+        direct = float(np.abs(ablation.direct[:, part]).mean())
+        assert f"{notebook.write_number(direct)} directly" in shown
+    assert ablation.names[order[10]] not in shown
+
+
+def test_an_ablation_of_some_parts_shows_no_others(
+    transformer_parts: tuple[nobsp.PartsExplanation, torch.Tensor],
+) -> None:
+    parts, x = transformer_parts
+
+    ablation = parts.ablation(x, most=2)
+
+    shown = ablation._repr_html_()
+    assert is_balanced(shown)
+    assert "nan" not in shown
+    assert "2 of 16 parts" in shown
+    assert shown.count(" directly") == 2
+    assert "other part" not in shown
+
+
+def test_a_lens_shows_how_far_each_depth_is_from_the_outputs(
+    transformer_parts: tuple[nobsp.PartsExplanation, torch.Tensor],
+) -> None:
+    parts, x = transformer_parts
+    lens = parts.lens(x)
+
+    shown = lens._repr_html_()
+
+    assert is_balanced(shown)
+    assert repr(lens) == (
+        "Lens(12 rows, 2 outputs at 4 depths: embedding, block 0, block 1, block 2)"
+    )
+    missing = np.abs(lens.outputs - lens.outputs[:, -1:]).mean((0, 2))
+    for depth, size in zip(lens.depths, missing, strict=True):
+        assert depth in shown
+        assert notebook.write_number(size) in shown
+
+
 def test_a_row_shows_its_own_account(explainer: nobsp.NObSP, rows: np.ndarray) -> None:
     ex = explainer(rows[:20])[3]
     shown = ex._repr_html_()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nobsp import notebook
 from nobsp._typing import ArrayLike, FloatArray, NativeFrame
 from nobsp.arguments import (
     count,
@@ -40,6 +41,9 @@ from nobsp.parts.tape import Tape
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.indexing import find_positions, split_axes
 
+# Parts that are named in a line, and those that a notebook shows.
+_PRINTED_PARTS = 3
+_SHOWN_PARTS = 10
 # A residual above this share of what is accounted for is said.
 _LARGE_RESIDUAL = 0.01
 # A residual of so many roundings of the outputs is rounding.
@@ -544,13 +548,47 @@ class Ablation:
 
     def __repr__(self) -> str:
         rows, parts, outputs = self.effects.shape
-        sizes = np.nan_to_num(np.abs(self.effects)).mean((0, 2))
-        strongest = ", ".join(self.names[part] for part in np.argsort(-sizes, kind="stable")[:3])
+        strongest = ", ".join(self.names[part] for part in self._strongest()[:_PRINTED_PARTS])
         measured = int(self.measured.sum())
         return (
             f"Ablation({count(rows, 'row')}, {measured} of {count(parts, 'part')}, "
             f"{count(outputs, 'output')}; strongest: {strongest})"
         )
+
+    def _repr_html_(self) -> str:
+        rows, parts, outputs = self.effects.shape
+        effects, direct = _mean_sizes(self.effects), _mean_sizes(self.direct)
+        strongest = [
+            notebook.Bar(
+                self.names[part],
+                float(effects[part]),
+                beside=f"{notebook.write_number(float(direct[part]))} directly",
+                colour=notebook.NEUTRAL,
+            )
+            for part in self._strongest()[:_SHOWN_PARTS]
+        ]
+        measured = int(self.measured.sum())
+        others = measured - len(strongest)
+        return notebook.card(
+            f"{measured} of {count(parts, 'part')} put at their means",
+            notebook.line(f"{count(rows, 'row')}, {count(outputs, 'output')}"),
+            notebook.bars(strongest, heading="mean size of what is lost without a part")
+            if rows and outputs and strongest
+            else "",
+            notebook.line(f"and {count(others, 'other part')}: to_frame()") if others else "",
+        )
+
+    def _strongest(self) -> list[int]:
+        """Positions of the parts that were measured, the one with the largest effect first."""
+        order = np.argsort(-_mean_sizes(self.effects), kind="stable")
+        return [int(part) for part in order if self.measured[part]]
+
+
+def _mean_sizes(contributions: FloatArray) -> FloatArray:
+    """Mean absolute contributions of parts, (parts,); nothing where none was measured."""
+    totals = np.nan_to_num(np.abs(contributions)).sum((0, 2))
+    sizes: FloatArray = totals / max(len(contributions) * contributions.shape[2], 1)
+    return sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -571,6 +609,25 @@ class Lens:
     def plot(self) -> Plots:
         """Its plot: `lens()`."""
         return Plots(self, ("lens",))
+
+    def __repr__(self) -> str:
+        rows, _, outputs = self.outputs.shape
+        return (
+            f"Lens({count(rows, 'row')}, {count(outputs, 'output')} at "
+            f"{count(len(self.depths), 'depth')}: {', '.join(self.depths)})"
+        )
+
+    def _repr_html_(self) -> str:
+        rows, _, outputs = self.outputs.shape
+        missing = _mean_sizes(self.outputs - self.outputs[:, -1:])
+        lines = [
+            notebook.Bar(depth, float(size), colour=notebook.NEUTRAL)
+            for depth, size in zip(self.depths, missing, strict=True)
+        ]
+        return notebook.card(
+            f"{count(rows, 'row')}, {count(outputs, 'output')} at {count(len(lines), 'depth')}",
+            notebook.bars(lines, heading="mean distance from the model's own outputs"),
+        )
 
 
 @in_ordinary_modes
