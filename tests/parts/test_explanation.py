@@ -168,7 +168,7 @@ def test_other_networks_are_taken_apart_without_any_residual(
     ex = nobsp.explain_parts(drawn(network()), x)
 
     assert ex.feature_names == names
-    assert ex.findings == ()
+    assert {finding.code for finding in ex.findings} <= {"logits"}
     size = float(np.abs(ex.values).sum(1).max())
     assert_same_to_rounding(ex.residual, np.zeros_like(ex.residual), within=SUMS, size=size)
 
@@ -649,6 +649,10 @@ class Branching(nn.Module):
         (nn.Linear(2, 1), [["a", "b"]], {}, "X"),
         (nn.Linear(2, 3), torch.randn(4, 2), {"target": 3}, "target"),
         (nn.Linear(2, 3), torch.randn(4, 2), {"target": "first"}, "target"),
+        (nn.Linear(2, 3), torch.randn(4, 2), {"target": [0, -3]}, "target.* twice"),
+        (nn.Linear(2, 3), torch.randn(4, 2), {"target": lambda out: out.argmax(1)}, "target"),
+        (nn.Linear(2, 3), torch.randn(4, 2), {"target": lambda out: out.sum()}, "target"),
+        (nn.Linear(2, 3), torch.randn(4, 2), {"background": torch.zeros(1, 2)}, "^background"),
         (nn.Linear(2, 3), torch.randn(4, 2), {"parts": "neurons"}, "parts"),
         (nn.Linear(2, 3), torch.randn(4, 2), {"output_names": ["one"]}, "output_names"),
         (nn.Linear(2, 3), torch.randn(4, 2), {"output_names": 5}, "output_names"),
@@ -661,6 +665,59 @@ def test_what_cannot_be_done_is_refused_by_name(
 ) -> None:
     with pytest.raises((ValueError, TypeError), match=said):
         nobsp.explain_parts(model, x, **options)
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_outputs_are_chosen_by_arrays_as_by_lists(kind: Callable[[list[int]], Any]) -> None:
+    model = drawn(nn.Linear(2, 3))
+    x = rows(6, 2)
+
+    ex = nobsp.explain_parts(model, x, target=kind([2, 0]))
+
+    assert ex.output_names == ("output 2", "output 0")
+    expected = nobsp.explain_parts(model, x, target=[2, 0])
+    np.testing.assert_array_equal(ex.values, expected.values)
+
+
+def test_probabilities_and_tables_of_outputs_are_told() -> None:
+    x = rows(6, 5, 4)
+    table = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    probabilities = nn.Sequential(nn.Flatten(), nn.Linear(20, 3), nn.Softmax(1))
+
+    of_table = nobsp.explain_parts(drawn(table), x)
+    of_probabilities = nobsp.explain_parts(drawn(probabilities), x)
+    of_one_place = nobsp.explain_parts(drawn(table), x, target=lambda out: out[:, -1])
+
+    assert [finding.code for finding in of_table.findings] == ["outputs_numbered"]
+    assert [finding.code for finding in of_probabilities.findings] == ["logits"]
+    assert of_one_place.findings == ()
+
+
+class LoopAndTail(nn.Module):
+    """Blocks that are added in a loop, and one more of another kind behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 6)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2)])
+        self.tail = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x + self.tail(x))
+
+
+def test_blocks_stand_one_behind_the_other() -> None:
+    x = rows(12, 3)
+
+    ex = nobsp.explain_parts(drawn(LoopAndTail()), x)
+
+    assert ex.feature_names == ("embedding", "block 0", "block 1", "block 2")
+    assert [part.module for part in ex.parts[1:]] == ["blocks.0.1", "blocks.1.1", "tail.1"]
+    assert ex.lens(x).depths == ex.feature_names
 
 
 class Writing(nn.Module):

@@ -795,6 +795,31 @@ def test_how_images_lie_in_memory_does_not_matter() -> None:
     assert found.left_whole == expected.left_whole
 
 
+class FixedRows(nn.Module):
+    """A network whose forward pass makes the number of rows a constant, for programs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).reshape(len(x), 2)
+
+
+def test_a_network_of_which_no_program_can_be_made_is_told() -> None:
+    pruned = nobsp.prune(drawn(FixedRows()), rows(40, 3))
+
+    with pytest.raises(ValueError, match="program for batches of any size"):
+        pruned.export(rows(8, 3))
+
+
+def test_layers_to_protect_are_names() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    with pytest.raises(TypeError, match="protect"):
+        nobsp.prune(drawn(model), rows(40, 3), protect=[model[0]])  # type: ignore[list-item]
+
+
 def test_rows_that_a_smaller_network_cannot_take_are_refused_before_it_is_exported() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 2))

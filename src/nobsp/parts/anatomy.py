@@ -433,7 +433,8 @@ def _with_layouts(anatomy: Anatomy, three: Tape, flipped: Tape) -> Anatomy:
     output = two.values[anatomy.stream.output]
     if output.ndim == 0 or output.shape[0] != two.rows:
         raise NoPartsError(
-            f"the outputs of two rows have the shape {tuple(output.shape)}; rows must come first."
+            f"the outputs of two rows, or what target takes from them, have the shape "
+            f"{tuple(output.shape)}; rows must come first."
         )
     return replace(anatomy, layouts=layouts)
 

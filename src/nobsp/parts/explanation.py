@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -155,7 +156,7 @@ class PartsExplanation(Explanation):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Where the stream ends, and whether the residual is large."""
+        """Where the stream ends, what is explained, and whether the residual is large."""
         return self._notes
 
     @property
@@ -308,8 +309,8 @@ def _read_reference(module: nn.Module, rows: Rows, background: ArrayLike | None)
         require_deterministic(module, reference, name="background")
     if len(reference.tensor) < 2:
         raise ValueError(
-            "X has one row, and contributions are measured from the mean over rows; pass more rows "
-            "as background."
+            f"{'X' if background is None else 'background'} has one row, and contributions are "
+            "measured from the mean over rows; pass more rows as background."
         )
     return reference
 
@@ -461,6 +462,14 @@ def _notes(
             f"{before}"
         )
         findings.append(Finding("note", "stream_end", "", message))
+    if anatomy.probe.output != stream.output:
+        message = (
+            "the model ends in probabilities; predictions, base and contributions are of the "
+            "logits that these are made of."
+        )
+        findings.append(Finding("note", "logits", "", message))
+    if numbering := _numbering(anatomy):
+        findings.append(numbering)
     size = np.abs(change).mean()
     share = float(np.abs(residual).mean() / size) if size > 0 else 0.0
     rounding = _ROUNDINGS * _precision(anatomy) * np.abs(predictions).mean()
@@ -472,6 +481,20 @@ def _notes(
         )
         findings.append(Finding("warning", "large_residual", "", message))
     return tuple(findings)
+
+
+def _numbering(anatomy: Anatomy) -> Finding | None:
+    """What numbers of outputs mean, where a row has a table of outputs."""
+    shape = tuple(anatomy.probe.values[anatomy.stream.output].shape[1:])
+    if sum(size > 1 for size in shape) < 2:
+        return None
+    last = ", ".join(str(size - 1) for size in shape)
+    message = (
+        f"a row has outputs of the shape {shape}, numbered one after another: the last, "
+        f"{math.prod(shape) - 1}, is [{last}]. To explain those of one place, such as the next "
+        "word, pass a function as target."
+    )
+    return Finding("note", "outputs_numbered", "", message)
 
 
 @dataclass(frozen=True, eq=False)

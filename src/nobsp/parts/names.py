@@ -97,10 +97,11 @@ def _blocks_of(branches: Sequence[Branch]) -> dict[int, tuple[str, int]]:
 
     Layers of the same name but for numbers, `attention.0.out` and `attention.1.out`, belong to
     different rounds. Inside a numbered layer `ls1` and `ls2` do not: there the number tells
-    sublayers of one block apart.
+    sublayers of one block apart. A block stands in one place of the stream: what comes after
+    another block begins a new one.
     """
     rounds: Counter[tuple[str, str, bool]] = Counter()
-    blocks = {}
+    blocks: dict[int, tuple[str, int]] = {}
     names = _block_names(branches)
     for branch in branches:
         block = names[branch.value]
@@ -108,7 +109,12 @@ def _blocks_of(branches: Sequence[Branch]) -> dict[int, tuple[str, int]]:
         counted = _WHOLE_NUMBER if _NUMBERED.search(block) else _ANY_NUMBER
         # Attention and what is none are no rounds of the same.
         template = (block, counted.sub("#", inside), branch.attends)
-        blocks[branch.value] = (block, rounds[template])
+        key = (block, rounds[template])
+        before = list(blocks.values())
+        if key in before and key != before[-1]:
+            # Rounds are counted from 0.
+            key = (block, -len(before))
+        blocks[branch.value] = key
         rounds[template] += 1
     return blocks
 

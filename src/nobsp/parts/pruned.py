@@ -204,6 +204,9 @@ class Pruned:
         Returns:
             What `torch.export.save(program, "small.pt2")` writes.
 
+        Raises:
+            ValueError: If torch can make no such program of the network, smaller or not.
+
         Example:
             >>> import torch, nobsp
             >>> model = torch.nn.Sequential(
@@ -221,7 +224,15 @@ class Pruned:
         example = next(rows.batches())
         batch = torch.export.Dim("batch")
         with _without_cache(self.model), _in_evaluation_mode(self.model):
-            return torch.export.export(self.model, (example,), dynamic_shapes=({0: batch},))
+            try:
+                return torch.export.export(self.model, (example,), dynamic_shapes=({0: batch},))
+            except (RuntimeError, ValueError) as failure:
+                reason = str(failure).partition("\n")[0]
+                raise ValueError(
+                    f"the network cannot be made a program for batches of any size ({reason}). "
+                    "Where its forward pass fixes the number of rows, as len(x) does, take "
+                    "x.shape[0]; or save the state dict of `model`."
+                ) from failure
 
     def to_frame(self) -> NativeFrame:
         """One line per layer, what went and what it cost, in a pandas frame, or a polars one.

@@ -322,6 +322,8 @@ def _find_groups(
 ) -> tuple[list[Group], tuple[WholeLayer, ...]]:
     """Parts that may go, and the layers that stay whole."""
     protected = names_of("protect", [protect] if isinstance(protect, str) else protect)
+    if any(not isinstance(name, str) for name in protect):
+        raise TypeError("protect must be names of layers, as in ['head'], and found the layers.")
     known = [name for name, _ in whole.named_modules() if name]
     for name in protected:
         if name not in known:

@@ -154,6 +154,11 @@ def _chosen_by_caller(chosen: object) -> Tensor:
         raise TypeError(
             f"target must return a tensor with one row for each row of X, found {quote(chosen)}."
         )
+    if not chosen.is_floating_point():
+        raise TypeError(
+            f"target must return real numbers, which have slopes, found {chosen.dtype}; pass the "
+            "numbers that a class is chosen by."
+        )
     return chosen
 
 
@@ -207,6 +212,8 @@ def choose_outputs(outputs: Tensor, target: Target) -> tuple[int, ...]:
         order = counts.argsort(descending=True, stable=True)[:_MOST_OUTPUTS]
         return tuple(sorted(int(number) for number in order if counts[number] > 0))
 
+    if isinstance(target, Tensor | np.ndarray):
+        target = target.tolist()
     numbers = [target] if isinstance(target, int | np.integer) else target
     if isinstance(numbers, str) or not isinstance(numbers, Sequence) or not numbers:
         raise TypeError(
@@ -220,7 +227,10 @@ def choose_outputs(outputs: Tensor, target: Target) -> tuple[int, ...]:
                 f"target={quote(target)}: the model has {count(n_outputs, 'output')}, counted from "
                 "0."
             )
-    return tuple(int(number) % n_outputs for number in numbers)
+    columns = tuple(int(number) % n_outputs for number in numbers)
+    if len(set(columns)) < len(columns):
+        raise ValueError(f"target={quote(target)} names an output twice; pass each once.")
+    return columns
 
 
 def module_of(model: object) -> nn.Module:
