@@ -140,6 +140,15 @@ class Padded(nn.Module):
         return self.head((encoded * kept).sum(1) / kept.sum(1))
 
 
+class MaskedIfPadded(Padded):
+    """The same, with no mask for a batch in which nothing is padded, as language models do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x != 0).all()):
+            return self.head(self.encoder(self.embed(x)).mean(1))
+        return super().forward(x)
+
+
 def texts() -> Tensor:
     """Token numbers for `Padded`, of two to six tokens."""
     x = tokens(30, 6)

@@ -17,6 +17,7 @@ from tests.parts.streams import (
     Attention,
     Block,
     Ensemble,
+    MaskedIfPadded,
     Padded,
     ResNet,
     Transformer,
@@ -849,6 +850,34 @@ def test_what_masks_do_is_no_residual_however_little_it_is() -> None:
     size = float(np.abs(ex.values).sum(1).max())
     assert_same_to_rounding(ex.residual, np.zeros_like(ex.residual), within=SUMS, size=size)
     assert_alone_as_beside(model, x[:6], x[6:], x)
+
+
+@pytest.mark.parametrize("padded_first", [False, True])
+def test_batches_without_padding_are_followed_as_those_with_it(padded_first: bool) -> None:
+    x = texts()
+    lengths = (x != 0).sum(1)
+    x = x[lengths.argsort(descending=not padded_first, stable=True)]
+    not_padded = x[(x != 0).all(1)]
+    assert len(not_padded) == 6
+
+    ex = nobsp.explain_parts(drawn(MaskedIfPadded()), not_padded, background=x, batch_size=3)
+
+    expected = nobsp.explain_parts(drawn(Padded()), not_padded, background=x)
+    size = float(np.abs(expected.values).sum(1).max())
+    assert ex.feature_names == expected.feature_names
+    for name in ("values", "residual", "predictions", "base_values", "mean_outputs"):
+        values = getattr(expected, name)
+        assert_same_to_rounding(getattr(ex, name), values, within=SUMS, size=size, what=name)
+    ablation = ex.ablation(not_padded, most=3)
+    expected_ablation = expected.ablation(not_padded, most=3)
+    assert ablation.measured.tolist() == expected_ablation.measured.tolist()
+    for name in ("direct", "effects"):
+        values = getattr(expected_ablation, name)[:, ablation.measured]
+        measured = getattr(ablation, name)[:, ablation.measured]
+        assert_same_to_rounding(measured, values, within=SUMS, size=size, what=name)
+    assert_same_to_rounding(
+        ex.lens(not_padded).outputs, expected.lens(not_padded).outputs, within=SUMS, size=size
+    )
 
 
 def test_masks_are_beside_what_is_ablated_and_have_no_effect_of_their_own() -> None:

@@ -93,9 +93,10 @@ class Anatomy:
         numbers = {*self.terms, *(source.value for source in self.sources)}
         for tape in tapes:
             self.require_same(tape)
-            rows += tape.rows
+            rows += tape.asked
             for number in numbers:
-                total = self.by_rows(tape, number).to(torch.float64).sum(0)
+                asked = self.by_rows(tape, number)[: tape.asked]
+                total = asked.to(torch.float64).sum(0)
                 sums[number] = sums[number] + total if number in sums else total
         return Means({number: total / rows for number, total in sums.items()})
 
@@ -154,7 +155,7 @@ class Anatomy:
 
     def base(self, tape: Tape, means: Means) -> Tensor:
         """All outputs with every part at its mean, (rows, outputs)."""
-        return _flat(self.references(tape, means)[self.stream.output], tape.rows)
+        return _flat(self.references(tape, means)[self.stream.output], tape)
 
     def account(
         self, tape: Tape, means: Means, columns: Tensor, calibration_change: Tensor
@@ -183,7 +184,12 @@ class Anatomy:
                 break
             refined = self._contributions(tape, means, references, columns, points)
             contributions = torch.where(missed.unsqueeze(1), refined, contributions)
-        return Account(contributions, base, chosen)
+        asked = slice(tape.asked)
+        return Account(contributions[asked], base[asked], chosen[asked])
+
+    def outputs(self, tape: Tape) -> Tensor:
+        """All outputs, (rows, outputs), in float64."""
+        return _flat(tape.values[self.stream.output], tape)
 
     def _contributions(
         self,
@@ -279,7 +285,7 @@ class Anatomy:
             marked = _unslice(source, torch.where(mask, at_mean, slices), by_rows)
             replaced[source.value] = layout.restore(marked)
         # A later piece of the part is replaced too, whatever the earlier ones make of it.
-        return _flat(tape.rerun(replaced, self.stream.output), tape.rows)
+        return _flat(tape.rerun(replaced, self.stream.output), tape)
 
     def screen(self, tape: Tape, means: Means, columns: Tensor) -> Tensor:
         """First-order guesses of what putting parts at their means does.
@@ -300,7 +306,7 @@ class Anatomy:
                 chosen, list(shifts.values()), chosen_output, retain_graph=True, allow_unused=True
             )
             guesses.append(self._first_order(tape, means, dict(zip(shifts, slopes, strict=True))))
-        return torch.stack(guesses, dim=2)
+        return torch.stack(guesses, dim=2)[: tape.asked]
 
     def _first_order(self, tape: Tape, means: Means, slopes: Mapping[int, Tensor | None]) -> Tensor:
         by_source = {}
@@ -335,7 +341,33 @@ class Anatomy:
             stations[join.value] = self._add_means(tape, number, stations, means)
             before = join.value
         stations.update(run_segments(tape, self.tail, stations[before]))
-        return _flat(stations[self.stream.output], tape.rows)
+        return _flat(stations[self.stream.output], tape)
+
+
+def find_usual_rows(record: Callable[[Tensor], Tape], batches: Iterable[Tensor]) -> Tensor:
+    """Two rows beside which the model takes the same steps for all batches, if there are such.
+
+    Some models look into the batch: language models build no mask where no row is padded. Beside a
+    padded row they do for all.
+    """
+    usual = None
+    for batch in batches:
+        # Each pass is given a copy: a model may write into its input.
+        if usual is None:
+            usual = batch[:2].clone()
+            steps = record(usual.clone())
+            if not steps.asks:
+                break
+        others = record(batch.clone())
+        if steps.same_steps(others) or steps.same_steps(record(torch.cat([usual, batch]))):
+            continue
+        pairs = (torch.cat([row, usual[:1]]) for row in batch.unsqueeze(1))
+        pair = next((pair for pair in pairs if record(pair.clone()).same_steps(others)), None)
+        if pair is None:
+            break
+        usual, steps = pair, record(pair.clone())
+    assert usual is not None, "there is at least one batch"
+    return usual
 
 
 def dissect(record: Callable[[Tensor], Tape], rows: Tensor, detail: Detail) -> Anatomy:
@@ -501,8 +533,9 @@ def _unslice(source: Source, slices: Tensor, like: Tensor) -> Tensor:
     return slices.reshape(like.shape)
 
 
-def _flat(outputs: Tensor, rows: int) -> Tensor:
-    return outputs.detach().to(torch.float64).reshape(rows, -1)
+def _flat(outputs: Tensor, tape: Tape) -> Tensor:
+    """Outputs of the rows that were asked about, (rows, outputs), in float64."""
+    return outputs.detach().to(torch.float64).reshape(tape.rows, -1)[: tape.asked]
 
 
 def _choose(outputs: Tensor, columns: Tensor) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,14 @@ from nobsp.base import Finding, Plots
 from nobsp.frames import frame_like
 from nobsp.network.guest import in_ordinary_modes
 from nobsp.network.readout import fingerprint_of
-from nobsp.parts.anatomy import Account, Anatomy, Detail, Means, dissect
+from nobsp.parts.anatomy import (
+    Account,
+    Anatomy,
+    Detail,
+    Means,
+    dissect,
+    find_usual_rows,
+)
 from nobsp.parts.names import MASK, Part
 from nobsp.parts.running import (
     Rows,
@@ -62,6 +70,7 @@ class _Subject:
     means: Means
     base: Tensor  # all outputs with every part at its mean, on average over the calibration rows
     change: Tensor  # how far all outputs are from there, on average over these rows
+    usual_rows: Tensor  # beside these the model takes the steps that were followed
     target: Target
     columns: tuple[int, ...]  # the outputs that are explained
     batch_size: int
@@ -267,8 +276,10 @@ def explain_parts(
         raise TypeError(f"target must be numbers of outputs or a function, found {quote(target)}.")
 
     with watching(module, target) as record:
-        anatomy = dissect(record, reference.tensor.to(reference.device), parts)
-        watched = _Watched(record, anatomy)
+        batches = chain(reference.batches_of_several(), rows.batches_of_several())
+        usual_rows = find_usual_rows(record, batches)
+        anatomy = dissect(record, usual_rows, parts)
+        watched = _Watched(record, anatomy, usual_rows)
         means = anatomy.means(watched.tapes(reference))
         mean_outputs, base, change = watched.mean_outputs(reference, means)
         predictions = watched.outputs(rows)
@@ -284,6 +295,7 @@ def explain_parts(
         means=means,
         base=base,
         change=change,
+        usual_rows=usual_rows,
         target=target,
         columns=columns,
         batch_size=batch_size,
@@ -321,20 +333,22 @@ class _Watched:
 
     record: Callable[[Tensor], Tape]
     anatomy: Anatomy
+    usual_rows: Tensor
 
-    def tapes(self, rows: Rows) -> Any:
+    def tapes(self, rows: Rows) -> Iterator[Tape]:
         """One tape at a time."""
         for batch in rows.batches_of_several():
-            tape = self.record(batch)
+            # A copy, as a model may write into its input, and it may be needed again.
+            tape = self.record(batch.clone() if self.anatomy.probe.asks else batch)
+            if tape.asks and not self.anatomy.probe.same_steps(tape):
+                tape = self.record(torch.cat([batch, self.usual_rows]))
+                tape = replace(tape, beside=len(self.usual_rows))
             self.anatomy.require_same(tape)
             yield tape
 
     def outputs(self, rows: Rows) -> Tensor:
         """All outputs, (rows, outputs), in float64."""
-        outputs = []
-        for tape in self.tapes(rows):
-            tensor = tape.values[self.anatomy.stream.output]
-            outputs.append(tensor.reshape(tape.rows, -1).to("cpu", torch.float64))
+        outputs = [self.anatomy.outputs(tape).cpu() for tape in self.tapes(rows)]
         return torch.cat(outputs)[: len(rows.tensor)]
 
     def mean_outputs(self, rows: Rows, means: Means) -> tuple[Tensor, Tensor, Tensor]:
@@ -343,8 +357,7 @@ class _Watched:
         total_base = torch.zeros(())
         total_change = torch.zeros(())
         for tape in self.tapes(rows):
-            outputs = tape.values[self.anatomy.stream.output].reshape(tape.rows, -1)
-            outputs = outputs.to("cpu", torch.float64)
+            outputs = self.anatomy.outputs(tape).cpu()
             base = self.anatomy.base(tape, means).cpu()
             total = total + outputs.sum(0)
             total_base = total_base + base.sum(0)
@@ -668,7 +681,7 @@ def measure_ablation(
     effects = []
     direct = []
     with watching(subject.model, subject.target) as record:
-        watched = _Watched(record, anatomy)
+        watched = _Watched(record, anatomy, subject.usual_rows)
         chosen = _strongest(watched, rows, subject, parts, most)
         for tape in watched.tapes(rows):
             account = anatomy.account(
@@ -738,7 +751,7 @@ def read_lens(explanation: PartsExplanation, X: ArrayLike) -> Lens:
     rows = subject.read(X)
     outputs = []
     with watching(subject.model, subject.target) as record:
-        for tape in _Watched(record, anatomy).tapes(rows):
+        for tape in _Watched(record, anatomy, subject.usual_rows).tapes(rows):
             at_depths = [
                 anatomy.lens(tape, subject.means, position)[:, list(subject.columns)]
                 for position in depths.values()

@@ -34,6 +34,10 @@ _SHAPES = frozenset(
         "randn_like",
     ]
 )
+# With these a model learns what is in a tensor, and may go another way by it.
+_QUESTIONS = frozenset(
+    ["_local_scalar_dense", "is_nonzero", "equal", "allclose", "_is_all_true", "_is_any_true"]
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,12 @@ class Tape:
     source: int  # the number of the input
     output: int  # the number of what is explained
     rows: int  # how many there are in the batch
+    beside: int = 0  # the last of them that only make the model take its usual steps
+
+    @property
+    def asked(self) -> int:
+        """How many rows were asked about: all but those beside."""
+        return self.rows - self.beside
 
     @cached_property
     def producer(self) -> dict[int, int]:
@@ -154,6 +164,11 @@ class Tape:
                 if number in shifts:
                     changed[number] = read(number) + shifts[number]
         return read(stop)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the model may have chosen its steps by what is in tensors."""
+        return any(step.name in _QUESTIONS for step in self.steps)
 
     def same_steps(self, other: Tape) -> bool:
         """Whether another batch was computed in the same way."""
