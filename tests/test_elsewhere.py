@@ -1,6 +1,8 @@
 """Names that people guess from other packages are answered with what does their work here."""
 
 import copy
+import inspect
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,3 +83,53 @@ def test_the_plots_answer_to_names_of_others(name: str) -> None:
 def test_a_misspelt_plot_gets_the_closest_one() -> None:
     with pytest.raises(AttributeError, match="'waterfall'"):
         nobsp.plots.waterfal  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        (nobsp.NObSP, elsewhere.EXPLAINER_ARGUMENTS),
+        (nobsp.NObSP.fit, elsewhere.FIT_ARGUMENTS),
+        (nobsp.NObSP.__call__, elsewhere.CALL_ARGUMENTS),
+        (nobsp.NObSPCam, elsewhere.CAM_ARGUMENTS),
+        (nobsp.NObSPCam.__call__, elsewhere.MAPS_ARGUMENTS),
+    ],
+)
+def test_arguments_of_others_are_answered(call: Any, names: dict[str, str]) -> None:
+    assert set(names).isdisjoint(inspect.signature(call).parameters)
+    for name, advice in names.items():
+        with pytest.raises(TypeError) as failure:
+            call(None, **{name: None})
+        assert f"{name!r}" in str(failure.value)
+        assert advice in str(failure.value)
+
+
+def test_a_misspelt_argument_gets_the_closest_one_and_others_get_all() -> None:
+    with pytest.raises(TypeError, match="did you mean 'features'"):
+        nobsp.NObSP(None, feature=["a"])  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="there are model, features,"):
+        nobsp.NObSP(None, zzz=1)  # type: ignore[call-arg]
+
+
+def test_rows_beside_the_model_are_sent_to_fit() -> None:
+    with pytest.raises(TypeError, match=r"NObSP\(model\)\.fit\(X\)"):
+        nobsp.NObSP(None, np.zeros((3, 2)))  # type: ignore[misc]
+    with pytest.raises(TypeError, match="layer="):
+        nobsp.NObSPCam(None, ["layer4"])  # type: ignore[misc,arg-type]
+
+
+def test_type_errors_from_within_go_through_as_they_are() -> None:
+    @elsewhere.refusing_arguments({"b": "a="}, owner="add")
+    def add(a: Any) -> Any:
+        return a + 1
+
+    assert add(a=1) == 2
+    with pytest.raises(TypeError, match="concatenate"):
+        add("text")
+    with pytest.raises(TypeError, match="missing"):
+        add()  # type: ignore[call-arg]
+
+
+def test_signatures_are_shown_as_they_are_written() -> None:
+    assert next(iter(inspect.signature(nobsp.NObSP).parameters)) == "model"
+    assert "groups" in inspect.signature(nobsp.NObSP.fit).parameters

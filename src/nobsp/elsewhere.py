@@ -8,9 +8,14 @@ Needs no other package.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, ClassVar
+from functools import wraps
+from typing import TYPE_CHECKING, ClassVar, ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 _SHAP_PLOTS = "shap's own plot takes ex.to_shap()"
 
@@ -136,6 +141,101 @@ PLOT_FUNCTIONS = {
     name: f"ex.{advice}" if advice.startswith("plot.") else advice for name, advice in PLOTS.items()
 }
 
+_ROWS_TO_FIT = "pass the rows to fit, as in NObSP(model).fit(X)"
+_LOGITS = "it explains what comes before the softmax; ex.to_probability() converts"
+_DEPENDS_ON_NO_DRAW = "leave it out: the same rows always give the same functions"
+_KINDS_ARE_FOUND = "leave it out: kinds of columns are found in the rows passed to fit"
+_IMAGES_TO_FIT = "pass the images to fit, as in NObSPCam(model).fit(images)"
+_LAYER = "layer=, one module or its name; it is found where it is left out"
+
+# Arguments of `NObSP`.
+EXPLAINER_ARGUMENTS = {
+    "feature_names": "features=, a list of names, one per column; frames bring their own",
+    "feature_names_in": "features=, a list of names, one per column; frames bring their own",
+    "columns": "features=, a list of names, one per column; frames bring their own",
+    "class_names": "output_names=",
+    "target_names": "output_names=",
+    "classes": "output_names=",
+    **dict.fromkeys(
+        ("data", "X", "background_data", "masker", "training_data", "train_data", "X_train"),
+        _ROWS_TO_FIT,
+    ),
+    **dict.fromkeys(("y", "labels", "training_labels"), "leave it out: labels are not needed"),
+    **dict.fromkeys(("link", "model_output"), _LOGITS),
+    **dict.fromkeys(("seed", "random_state"), _DEPENDS_ON_NO_DRAW),
+    **dict.fromkeys(
+        ("categorical_features", "categorical_names", "feature_types"), _KINDS_ARE_FOUND
+    ),
+    **dict.fromkeys(
+        ("predict_fn", "predict", "forward_func"), "NObSP(function), the first argument"
+    ),
+    "mode": "leave it out: what the model gives is explained",
+    "task": "leave it out: what the model gives is explained",
+    "algorithm": "leave it out: there is one for all models",
+    "feature_perturbation": "leave it out: effects are averaged over rows passed to fit",
+    "nsamples": "background=, how many rows an effect is averaged over",
+    "n_samples": "background=, how many rows an effect is averaged over",
+    "baselines": "baseline=",
+}
+
+# Arguments of `NObSP.fit`.
+FIT_ARGUMENTS = {
+    "weights": "sample_weight=",
+    "sample_weights": "sample_weight=",
+    "data": "fit(X), the first argument",
+    "background_data": "fit(X), the first argument",
+    "feature_names": "NObSP(model, features=[...])",
+    "features": "NObSP(model, features=[...])",
+    "background": "NObSP(model, background=...)",
+    "batch_size": "NObSP(model, batch_size=...)",
+    "interactions": "NObSP(model, interactions=...)",
+    "baseline": "NObSP(model, baseline=...)",
+    "verbose": "progress=True",
+}
+
+# Arguments of a calibrated `NObSP`.
+CALL_ARGUMENTS = {
+    "nsamples": "leave it out: a row costs one forward pass",
+    "max_evals": "leave it out: a row costs one forward pass",
+    "num_samples": "leave it out: a row costs one forward pass",
+    "check_additivity": "leave it out: base, terms and residual add up to the prediction",
+    "interactions": "NObSP(model, interactions=...), before fit",
+    "output": "ex[:, :, output], of ex = explainer(X)",
+    "target": "ex[:, :, output], of ex = explainer(X)",
+    "outputs": "ex[:, :, output], of ex = explainer(X)",
+    "top_labels": "ex[:, :, output], of ex = explainer(X)",
+    "num_features": "leave it out: all terms are given; ex.plot.waterfall(row) draws some",
+    "y": "leave it out: predictions are explained, not labels",
+    "link": _LOGITS,
+    "silent": "progress=False, which is the default",
+    "batch_size": "NObSP(model, batch_size=...)",
+}
+
+# Arguments of `NObSPCam`.
+CAM_ARGUMENTS = {
+    **dict.fromkeys(("target_layer", "target_layers", "conv_layer"), _LAYER),
+    "class_names": "output_names=",
+    "classes": "output_names=",
+    "fc_layer": "head=",
+    "use_cuda": 'device="cuda"',
+    "reshape_transform": "leave it out: where tokens lie in the image is found",
+    "input_shape": "leave it out: it is found with the images passed to fit",
+    "images": _IMAGES_TO_FIT,
+    "data": _IMAGES_TO_FIT,
+    "target": "cam(images, target=...), after fit",
+}
+
+# Arguments of a calibrated `NObSPCam`.
+MAPS_ARGUMENTS = {
+    "targets": "target=, a class number or name, or one per image",
+    "class_idx": "target=, a class number or name, or one per image",
+    "input_tensor": "cam(images), the first argument",
+    "aug_smooth": "cam.thorough(images), a map of 50 passes",
+    "eigen_smooth": "cam.thorough(images), a map of 50 passes",
+    "layer": "NObSPCam(model, layer=...), before fit",
+    "output": "NObSPCam(model, output=...), before fit, or target= for a class",
+}
+
 
 def describe_unknown(
     owner: str, name: str, *, known: list[str], elsewhere: Mapping[str, str]
@@ -169,3 +269,70 @@ class NamesFromElsewhere:
             raise AttributeError(
                 describe_unknown(owner, name, known=known, elsewhere=self._elsewhere)
             )
+
+
+def _named(advice: str) -> str:
+    """Advice as the second half of an error: what to use, or what to do where it is a sentence."""
+    is_sentence = advice.startswith(("pass ", "leave ", "it explains "))
+    return advice if is_sentence else f"use {advice}"
+
+
+def refusing_arguments(
+    elsewhere: Mapping[str, str], *, owner: str, surplus: str = ""
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """A decorator: arguments that a function lacks are refused with what to pass in their place.
+
+    Only the call itself is looked at, before the function runs: what that raises goes through.
+
+    Args:
+        elsewhere: What does the work of arguments that people know from other packages.
+        owner: What the function is called in errors.
+        surplus: What to do with arguments that come without a name and are too many.
+    """
+
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        parameters = inspect.signature(function).parameters
+        kinds = [parameter.kind for parameter in parameters.values()]
+        most = sum(kind is not inspect.Parameter.KEYWORD_ONLY for kind in kinds)
+        known = [name for name in parameters if name != "self"]
+
+        @wraps(function)
+        def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            for name in kwargs:
+                if name not in parameters:
+                    raise TypeError(_unknown_argument(owner, name, known, elsewhere))
+            if surplus and len(args) > most:
+                raise TypeError(f"{owner} takes {known[0]} alone without a name; {surplus}.")
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def _unknown_argument(owner: str, name: str, known: list[str], elsewhere: Mapping[str, str]) -> str:
+    """An error about an argument that a function does not have."""
+    complaint = f"{owner} has no argument {name!r}"
+    if name in elsewhere:
+        return f"{complaint}; {_named(elsewhere[name])}."
+
+    close = get_close_matches(name, known, n=1)
+    if close:
+        return f"{complaint}; did you mean {close[0]!r}?"
+    return f"{complaint}; there are {', '.join(known)}."
+
+
+Owner = TypeVar("Owner", bound=type)
+
+
+def refusing_options(
+    elsewhere: Mapping[str, str], *, surplus: str = ""
+) -> Callable[[Owner], Owner]:
+    """A decorator of a class whose constructor refuses as `refusing_arguments` says."""
+
+    def decorate(owner: Owner) -> Owner:
+        refusing = refusing_arguments(elsewhere, owner=owner.__name__, surplus=surplus)
+        owner.__init__ = refusing(owner.__init__)  # type: ignore[misc]
+        return owner
+
+    return decorate

@@ -32,7 +32,14 @@ from nobsp.base import Explainer, Plots
 from nobsp.calibration import Engine, Run, choose_engine
 from nobsp.calibration.ray import RayRun
 from nobsp.deprecation import USUAL_CONFIDENCE, argument_of, warn_renamed
-from nobsp.elsewhere import EXPLAINER
+from nobsp.elsewhere import (
+    CALL_ARGUMENTS,
+    EXPLAINER,
+    EXPLAINER_ARGUMENTS,
+    FIT_ARGUMENTS,
+    refusing_arguments,
+    refusing_options,
+)
 from nobsp.models import adapt
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients
 from nobsp.network.guest import checked_device, keeps_torch_modes
@@ -73,6 +80,7 @@ METHODS: dict[str, Method] = {"terms": FitTogether(), "complement": AsPublished(
 _WARNED: WeakSet[CalibratedModel] = WeakSet()
 
 
+@refusing_options(EXPLAINER_ARGUMENTS, surplus="pass the rows to fit, as in NObSP(model).fit(X)")
 @dataclass(eq=False, repr=False)
 class NObSP(Explainer):
     """Writes a model's predictions as base + one function per feature + interactions + residual.
@@ -161,6 +169,7 @@ class NObSP(Explainer):
         }
         return cls(model, **{**published, **options})
 
+    @refusing_arguments(FIT_ARGUMENTS, owner="NObSP.fit")
     @keeps_torch_modes
     def fit(
         self,
@@ -282,6 +291,7 @@ class NObSP(Explainer):
         self._calibration = replace(mine, columns=columns, summary=summary, estimate=estimate)
         return self
 
+    @refusing_arguments(CALL_ARGUMENTS, owner="the explainer")
     @keeps_torch_modes
     def explain(self, X: TableLike, *, progress: bool = False) -> Explanation:
         """The account of every row's prediction.

@@ -25,6 +25,7 @@ from nobsp.arguments import (
 )
 from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
+from nobsp.elsewhere import CAM_ARGUMENTS, MAPS_ARGUMENTS, refusing_arguments, refusing_options
 from nobsp.network.batches import check_batch_size, with_progress
 from nobsp.network.evidence import (
     EvidenceBatch,
@@ -64,6 +65,9 @@ VERSION = 7
 CHECKPOINTED = (MapMeans, ChannelMoments)
 
 
+@refusing_options(
+    CAM_ARGUMENTS, surplus="pass the images to fit, and layer= and all other options by name"
+)
 class NObSPCam(Explainer):
     """Class activation maps of a network, which add up to its logits.
 
@@ -307,6 +311,7 @@ class NObSPCam(Explainer):
         require_whole_number("points", 1 if self.points is None else self.points)
         return Ridge(self.ridge, self.ridge_scale)
 
+    @refusing_arguments(MAPS_ARGUMENTS, owner="the explainer")
     @in_ordinary_modes
     def __call__(
         self,
