@@ -250,3 +250,41 @@ def test_texts_are_called_texts() -> None:
         cam(ids[:3, :8])
     with pytest.raises(FileNotFoundError, match="tokenizer"):
         cam(["a great film"])
+
+
+def test_lists_of_tokens_are_read_as_tensors_are() -> None:
+    model = made(Text("mean"))
+    ids = texts(12)["input_ids"]
+    cam = NObSPCam(model).fit(ids)
+    expected = cam(ids[:3]).account
+
+    for listed in (ids[:3].tolist(), list(ids[:3]), [row.numpy() for row in ids[:3]]):
+        np.testing.assert_allclose(cam(listed).account, expected, atol=1e-9)
+    again = NObSPCam(model).fit(ids.tolist())
+    np.testing.assert_allclose(again(ids[:3]).account, expected, atol=1e-9)
+    both = texts(12)
+    cam = NObSPCam(model).fit({name: values.tolist() for name, values in both.items()})
+    np.testing.assert_allclose(
+        cam({name: values[:3].tolist() for name, values in both.items()}).account,
+        NObSPCam(model).fit(both)({name: values[:3] for name, values in both.items()}).account,
+        atol=1e-9,
+    )
+
+
+def test_lists_of_tokens_that_have_no_shape_are_refused_in_words() -> None:
+    cam = NObSPCam(made(Text("mean"))).fit(texts(12)["input_ids"])
+    with pytest.raises(ValueError, match="padding=True"):
+        cam([[1, 2, 3], [4, 5]])
+    with pytest.raises(TypeError, match=r"\[tokens\]"):
+        cam([1, 2, 3])
+
+
+def test_nested_lists_of_an_image_are_images() -> None:
+    images = torch.rand(6, 1, 8, 8)
+    network = made(
+        nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+        )
+    )
+    cam = NObSPCam(network).fit(images)
+    np.testing.assert_allclose(cam(images.tolist()).account, cam(images).account, atol=1e-6)

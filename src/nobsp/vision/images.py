@@ -197,6 +197,7 @@ def _as_people_have_them(
 
     Anything else stays as it is.
     """
+    images = _unlisted(images, argument)
     if isinstance(images, Tensor | np.ndarray):
         if image_shape is not None:
             _refuse_channels_last(tuple(images.shape), image_shape, argument)
@@ -213,7 +214,36 @@ def _as_people_have_them(
     # A list of batches has one more axis: of images, each has three.
     if isinstance(images, list) and are_arrays and all(image.ndim == 3 for image in images):
         return stack_images(images, argument)
+    if are_arrays and all(image.ndim == 1 for image in images):
+        return _unlisted([image.tolist() for image in images], argument)
     return images
+
+
+def _is_of_numbers(values: object) -> bool:
+    """Whether these are lists, nested or not, that end in plain numbers."""
+    while isinstance(values, list | tuple) and values:
+        values = values[0]
+    return isinstance(values, int | float | np.integer | np.floating)
+
+
+def _unlisted(values: Any, argument: str) -> Any:
+    """Nested lists of numbers as a tensor, whole ones as tokens; anything else as it is."""
+    if not isinstance(values, list | tuple) or not _is_of_numbers(values):
+        return values
+    if not isinstance(values[0], list | tuple):
+        raise TypeError(
+            f"{argument} is a list of numbers; of a single text pass [tokens], a list of its list."
+        )
+
+    try:
+        array = np.array(values)
+    except ValueError as failure:
+        raise ValueError(
+            f"{argument} has lists of different lengths; texts are brought to one length by "
+            "tokenizer(texts, padding=True, return_tensors='pt')."
+        ) from failure
+    whole = array.dtype.kind in "iu"
+    return _tensor_of(array.astype(np.int64 if whole else np.float32), argument)
 
 
 def _refuse_channels_last(
@@ -250,13 +280,17 @@ def _batch(batch: Any, argument: str, number: int) -> Tensor:
     where = f"batch {number} of {argument}"
     if _keys(batch):
         return torch.stack(
-            [_checked(batch[key], f"{key} of {where}").long() for key in _keys(batch)], dim=1
+            [
+                _checked(_unlisted(batch[key], f"{key} of {where}"), f"{key} of {where}").long()
+                for key in _keys(batch)
+            ],
+            dim=1,
         )
     if isinstance(batch, Mapping):
         batch = _images_in(batch, where)
-    elif isinstance(batch, tuple | list) and batch:
+    elif isinstance(batch, tuple | list) and batch and not _is_of_numbers(batch):
         batch = batch[0]
-    return _checked(batch, where)
+    return _checked(_unlisted(batch, where), where)
 
 
 def _images_in(batch: Mapping[str, Any], argument: str) -> Any:
