@@ -27,6 +27,7 @@ from rich.console import Console as Terminal
 from nobsp import __version__
 from nobsp.arguments import suggest
 from nobsp.cli import audit, cam, check, compare, explain, functions, prune
+from nobsp.cli.misspelt import describe_option, unknown_option
 from nobsp.cli.options import (
     OUTPUT,
     Console,
@@ -165,17 +166,29 @@ def _parse(argv: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
     except UnknownCommandError as unknown:
         names = [name for name in app if not name.startswith("-")]
         raise UsageError(f"there is no command {argv[0]!r}; {suggest(argv[0], names)}") from unknown
-    except MissingArgumentError as missing:
-        name = getattr(missing.argument, "name", "an option")
+    except CycloptsError as misuse:
+        raise UsageError(_describe_misuse(app, argv, misuse)) from misuse
+
+
+def _describe_misuse(app: App, argv: list[str], misuse: CycloptsError) -> str:
+    """What is wrong with the words after a command."""
+    arguments = app[argv[0]].assemble_argument_collection()
+    known = [name for argument in arguments for name in argument.names]
+    # First, as what is called by another name is told to be missing as well.
+    unknown = unknown_option(argv[1:], [*known, "--help", "-h", "--version"])
+    if unknown is not None:
+        return describe_option(argv[0], unknown, known)
+
+    if isinstance(misuse, MissingArgumentError):
+        name = getattr(misuse.argument, "name", "an option")
         choice = (
             ", or none of the options listed with it"
             if argv[0] == "audit" and name != "--out"
             else ""
         )
         said = "lacks its value" if name in argv else f"is needed{choice}"
-        raise UsageError(f"{name} {said} (see nobsp {argv[0]} --help)") from missing
-    except CycloptsError as misuse:
-        raise UsageError(f"{one_line(str(misuse))} (see nobsp {argv[0]} --help)") from misuse
+        return f"{name} {said} (see nobsp {argv[0]} --help)"
+    return f"{one_line(str(misuse))} (see nobsp {argv[0]} --help)"
 
 
 @contextmanager

@@ -1,0 +1,47 @@
+"""An option that a command does not have is named, with the one that is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nobsp.cli.misspelt import unknown_option
+
+Run = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("cam --model m.pt2 --image pics --out o", ("--image;", "--images")),
+        ("cam --model m.pt2 --data pics --out o", ("--data;", "--images")),
+        ("cam --model m.pt2 --images pics --target 3 --out o", ("--target;", "--class")),
+        ("cam --model m.pt2 --images=pics --target-layer=x --out o", ("--target-layer", "--layer")),
+        ("explain --model m.pt2 --images pics --out o", ("--images;", "nobsp cam")),
+        ("explain --model m.pt2 --dat a.csv --out o", ("--dat;", "did you mean --data")),
+        ("explain --model m.pt2 --csv a.csv -o o", ("--csv;", "--data")),
+        ("compare --model m --data b --out o --versus c", ("--versus;", "--against")),
+        ("audit --model m --image pics --out o", ("--image;", "--images")),
+        ("export --model m --to sql", ("--model;", "--functions")),
+        ("demo --zork", ("--zork ", "nobsp demo --help")),
+    ],
+)
+def test_an_option_of_another_name_is_told_before_what_is_missing(
+    nobsp: Run, words: str, told: tuple[str, ...]
+) -> None:
+    done = nobsp(*words.split())
+    assert done.code == 2
+    for part in told:
+        assert part in done.err
+
+
+def test_negative_numbers_and_values_are_no_options() -> None:
+    assert unknown_option(["--mean", "-0.5", "-.5", "a", "-", "--"], ["--mean"]) is None
+    assert unknown_option(["--mean=3", "-x"], ["--mean"]) == "-x"
+
+
+def test_what_is_missing_is_still_told(nobsp: Run) -> None:
+    assert "--images is needed" in nobsp("cam", "--model", "m.pt2", "--out", "o").err
+    assert "--images lacks its value" in nobsp("cam", "--images").err
