@@ -275,6 +275,16 @@ def free_name(name: str, taken: Container[str]) -> str:
     return name
 
 
+def with_minus(number: float, form: str) -> str:
+    """A number in one of Python's formats, with the minus sign that pages and figures have.
+
+    Example:
+        >>> with_minus(-0.25, ".3f")
+        '−0.250'
+    """
+    return format(number, form).replace("-", "−")
+
+
 def percent(share: float) -> str:
     """A share in percent, with a decimal where it is below ten or close to a hundred."""
     if 0 < share < 0.0005:

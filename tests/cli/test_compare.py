@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -150,3 +151,37 @@ def test_rounding_is_not_listed_as_a_change(nobsp, tmp_path):
     assert ended.code == 0, ended.err
     assert "base:" not in ended.out
     assert "e-1" not in ended.out
+
+
+def test_minus_signs_are_alike_in_all_that_is_said(nobsp, home, tmp_path):
+    rows = pd.read_csv(home / "houses.csv")
+    rows["income"] += 2.0
+    rows.to_csv(tmp_path / "march.csv", index=False)
+    ended = nobsp(
+        "compare", "--model", "house.pt2", *ARGUMENTS, "--against", tmp_path / "march.csv",
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    said = ended.out.rpartition("Wrote")[0]
+    assert "−" in said
+    assert re.search(r"(?<![\w-])-\d", said) is None
+
+
+@pytest.mark.parametrize(
+    ("features", "tolerance", "standing"),
+    [
+        (("age", "income"), "1e-6", ' class="bad"'),
+        (("age",), "1000", ""),
+    ],
+)
+def test_the_number_of_shapes_that_hold_looks_like_what_it_is(
+    nobsp, tmp_path, features, tolerance, standing
+):
+    ended = nobsp(
+        "check", "--model", "house.pt2", *ARGUMENTS, "--feature", ",".join(features),
+        "--shape", "bounded", "--tolerance", tolerance, "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    held = len(features) if not standing else 0
+    assert f"<strong{standing}>{held} of {len(features)}</strong>" in page

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 import nobsp
-from nobsp.reporting.sheets import number_text
+from nobsp.reporting.cards import shapes_page
+from nobsp.reporting.sheets import number_text, standing_of
 
 COLUMNS = ["age", "income", "rooms", "noise"]
 
@@ -375,3 +376,22 @@ def test_probabilities_of_classes_are_checked_as_such(tmp_path):
     text = nobsp.card(explainer, X, tmp_path / "a.md", checks=checks).read_text(encoding="utf-8")
     assert "income increasing for 2, before the model's softmax" in text
     assert "income increasing for 2, after the model's softmax" in text
+
+
+def test_headlines_that_explain_little_do_not_look_like_good_news():
+    assert [standing_of(share) for share in (0.99, 0.5, -0.1, float("nan"))] == [
+        "",
+        "doubtful",
+        "bad",
+        "",
+    ]
+
+
+def test_some_broken_shapes_are_doubtful(tmp_path):
+    explainer = nobsp.NObSP(model, interactions=0).fit(rows(0, 400))
+    checks = [
+        explainer.check_shape("income", "increasing", rows(1, 100)),
+        explainer.check_shape("age", "bounded", rows(1, 100), tolerance=1000.0),
+    ]
+    page = shapes_page(checks, tmp_path / "shapes.html").read_text(encoding="utf-8")
+    assert '<strong class="doubtful">1 of 2</strong>' in page

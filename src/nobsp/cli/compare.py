@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from cyclopts import Parameter
 
+from nobsp.arguments import with_minus
 from nobsp.cli.explain import MethodOptions, fit_explainer
 from nobsp.cli.inputs import Data, Loaded, load_model, read_table, write_csv
 from nobsp.cli.options import (
@@ -290,8 +291,8 @@ def _describe(summary: Mapping[str, Any]) -> Sequence[str]:
     for part in known[:_MOST_PARTS]:
         several = len(summary["total"]) > 1
         name = f"{part['output']}, {part['term']}" if several else part["term"]
-        interval = f"[{part[low]:{digits}}, {part[high]:{digits}}]"
-        lines.append(f"  {name}: {part[key]:{digits}} {interval}")
+        value, start, end = (with_minus(part[which], digits) for which in (key, low, high))
+        lines.append(f"  {name}: {value} [{start}, {end}]")
     lines += [
         ": ".join(filter(None, (finding["severity"], finding["subject"], finding["message"])))
         for finding in summary["findings"]

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray
-from nobsp.arguments import count, free_name, suggest
+from nobsp.arguments import count, free_name, suggest, with_minus
 from nobsp.cli.grouping import group_columns
 from nobsp.cli.inputs import (
     Data,
@@ -424,7 +424,7 @@ def _describe_score(score_of: Mapping[str, Any] | None) -> str:
             "outputs nor classes."
         )
     score = (
-        f"R² {score_of['value']:.3g}"
+        f"R² {with_minus(score_of['value'], '.3g')}"
         if score_of["measure"] == "r2"
         else f"an accuracy of {score_of['value']:.1%}"
     )
@@ -562,7 +562,7 @@ def _shares(outputs: Sequence[Mapping[str, Any]], what: str) -> str:
 
 def _share(output: Mapping[str, Any], what: str) -> str:
     """A share of one output; held-out R² with its standard error."""
-    share = f"{output[what]:.3f}"
+    share = with_minus(output[what], ".3f")
     error = output.get("standard_error") if what == "explained" else None
     is_told = error is not None and f"{error:.3f}" != "0.000"
     return f"{share} ± {error:.3f}" if is_told else share

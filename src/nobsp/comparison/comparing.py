@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nobsp._typing import ArrayLike, BoolArray, FloatArray
-from nobsp.arguments import count, join_names, require_number, require_whole_number
+from nobsp.arguments import count, join_names, require_number, require_whole_number, with_minus
 from nobsp.base import Finding
 from nobsp.comparison.changes import (
     RESOLUTION,
@@ -435,8 +435,8 @@ def _residual_findings(comparison: Comparison) -> list[Finding]:
         if not is_off_zero or abs(value) <= LARGE_RESIDUAL * abs(total):
             continue
         message = (
-            f"{value:.3g} of the gap of {total:.3g} is in the residual: the functions do not "
-            "explain where it comes from."
+            f"{with_minus(value, '.3g')} of the gap of {with_minus(total, '.3g')} is in the "
+            "residual: the functions do not explain where it comes from."
         )
         subject = name if len(comparison.output_names) > 1 else ""
         findings.append(Finding("warning", "residual", subject, message))
@@ -457,10 +457,10 @@ def _base_findings(comparison: Comparison) -> list[Finding]:
         if abs(base) <= LARGE_BASE * abs(total):
             continue
         message = (
-            f"{base:.3g} of the gap of {total:.3g} is in the base: each explainer measures its "
-            "functions from the mean of its own calibration rows. Calibrate both explainers on the "
-            "same rows, for example on both tables together, or read how rows and functions differ "
-            "in the columns of to_frame()."
+            f"{with_minus(base, '.3g')} of the gap of {with_minus(total, '.3g')} is in the base: "
+            "each explainer measures its functions from the mean of its own calibration rows. "
+            "Calibrate both explainers on the same rows, for example on both tables together, or "
+            "read how rows and functions differ in the columns of to_frame()."
         )
         subject = name if len(comparison.output_names) > 1 else ""
         findings.append(Finding("note", "base_differs", subject, message))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nobsp.arguments import with_minus
 from nobsp.neighbors.result import Neighbors
 
 if TYPE_CHECKING:
@@ -87,4 +88,4 @@ def _n_labelled(hits: Neighbors, row: int, label: object) -> int:
 
 def _show(label: object) -> str:
     value = label.item() if hasattr(label, "item") else label
-    return f"{value:.4g}" if isinstance(value, float) else repr(value)
+    return with_minus(value, ".4g") if isinstance(value, float) else repr(value)

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, TableLike
-from nobsp.arguments import count, join_names, quote, require_mapping, require_whole_number
+from nobsp.arguments import (
+    count,
+    join_names,
+    quote,
+    require_mapping,
+    require_whole_number,
+    with_minus,
+)
 from nobsp.deprecation import USUAL_CONFIDENCE, argument_of
 from nobsp.plots import _axes, _lookup
 from nobsp.plots._axes import (
@@ -585,7 +592,7 @@ def _draw_missing(ax: Axes, curve: _Curve, missing: FloatArray, margin: float) -
     ax.set_xlim(low, x + margin + 0.03 * width)
     # The word is about a quarter of a small panel wide: a number beside it would run into it.
     ticks = [tick for tick in ax.get_xticks() if low <= tick <= x - 0.25 * width]
-    labels = [f"{tick:g}" for tick in ticks]
+    labels = [with_minus(tick, "g") for tick in ticks]
     ax.set_xticks([*ticks, x], [*labels, "missing"])
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nobsp._typing import FloatArray
-from nobsp.arguments import require_whole_number
+from nobsp.arguments import require_whole_number, with_minus
 from nobsp.plots import _axes
 from nobsp.plots._axes import (
     NORMAL,
@@ -182,9 +182,9 @@ def _bin_labels(table: Any) -> list[str]:
         if level:
             labels.append(str(level))
         elif low == high:
-            labels.append(f"{low:.4g}")
+            labels.append(with_minus(low, ".4g"))
         else:
-            labels.append(f"{low:.3g} to {high:.3g}")
+            labels.append(f"{with_minus(low, '.3g')} to {with_minus(high, '.3g')}")
     return labels
 
 

@@ -21,6 +21,7 @@ from nobsp.arguments import (
     require_number,
     require_parts,
     require_whole_number,
+    with_minus,
 )
 from nobsp.plots import _axes
 from nobsp.plots._axes import NORMAL, SMALL, Axes, bare, get_axes, get_panels, tidy
@@ -465,10 +466,11 @@ def words_html(maps: ActivationMaps, tokens: Sequence[str], *, row: int = 0) -> 
         3
     """
     style = "color:#000;padding:0 .15em;border-radius:.2em;background:"
-    return " ".join(
-        f'<span style="{style}{colour}" title="{share:+.4g}">{html.escape(token)}</span>'
-        for token, share, colour in _tinted(maps, tokens, row)
-    )
+    spans = []
+    for token, share, colour in _tinted(maps, tokens, row):
+        shown = with_minus(share, "+.4g")
+        spans.append(f'<span style="{style}{colour}" title="{shown}">{html.escape(token)}</span>')
+    return " ".join(spans)
 
 
 def _is_along_a_line(maps: ActivationMaps) -> bool:

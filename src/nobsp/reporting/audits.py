@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, ArrayLike, BoolArray
-from nobsp.arguments import count, require_parts
+from nobsp.arguments import count, require_parts, with_minus
 from nobsp.reporting.packing import Names, PageData, known, packed, packed_codes
 
 # Results of an audit, of `index.query` and of `index.influence`: told by their attributes, whoever
@@ -268,7 +268,7 @@ def influence_for_page(
     labels = of_speakers(influence.labels).ravel().tolist()
     asked_for = np.asarray(influence.target)[shown]
     if asked_for.dtype.kind == "f":  # values of a regression
-        texts = [f"{label:.4g}" for label in labels]
+        texts = [with_minus(label, ".4g") for label in labels]
         targets = None
     else:
         texts = [label_text(label, names) for label in labels]

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, TableLike
-from nobsp.arguments import array_of, count, quote, require_mapping, require_text
+from nobsp.arguments import array_of, count, quote, require_mapping, require_text, with_minus
 from nobsp.base import Finding
 from nobsp.comparison import Comparison, compare
 from nobsp.drafts import check_path, replacing
@@ -25,9 +25,11 @@ from nobsp.reporting.sheets import (
     Line,
     Section,
     Sheet,
+    Standing,
     html_of,
     markdown_of,
     number_text,
+    standing_of,
 )
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.indexing import column_names
@@ -166,7 +168,7 @@ def card_sheet(
         title=title or "Model card",
         about=about or "",
         headline=(
-            "–" if np.isnan(share) else f"{share:.3f}",
+            "–" if np.isnan(share) else with_minus(share, ".3f"),
             f"R² of the functions against the model's own outputs on {measured}"
             + (", of the worst output." if len(health.explained) > 1 else "."),
         ),
@@ -180,6 +182,7 @@ def card_sheet(
             Section(key="limits", title="What this cannot say", paragraphs=_LIMITS),
         ),
         numbers=numbers,
+        standing=standing_of(share),
     )
 
 
@@ -222,7 +225,7 @@ def _facts(
 ) -> tuple[tuple[str, str], ...]:
     """Model, data and how the headline was measured, in words."""
     shares = [
-        f"{share:.3f}" if np.isfinite(share) else "– (its outputs do not vary)"
+        with_minus(share, ".3f") if np.isfinite(share) else "– (its outputs do not vary)"
         for share in explanation.explained()
     ]
     here = ", ".join(
@@ -630,7 +633,7 @@ def _spots_section(spots: Sequence[WeakSpot], *, searched: bool) -> Section:
         (
             spot.where,
             f"{spot.share:.1%}",
-            f"{spot.explained:.2f}",
+            with_minus(spot.explained, ".2f"),
             number_text(spot.error),
             number_text(spot.usual_error),
             " × ".join(spot.interaction) or "none found",
@@ -698,6 +701,13 @@ def _worth(check: ShapeCheck) -> str:
     return f" worth {check.n_draws:,.0f} independent ones"
 
 
+def _standing_of_checks(n_broken: int, n_checks: int) -> Standing:
+    """How the number of shapes that hold is coloured."""
+    if n_broken == 0:
+        return ""
+    return "bad" if n_broken == n_checks else "doubtful"
+
+
 def shapes_page(
     checks: Sequence[ShapeCheck],
     path: str | os.PathLike[str],
@@ -737,6 +747,7 @@ def shapes_page(
         ),
         sections=(_checks_section(checks),),
         numbers={"checks": [_check_numbers(check) for check in checks]},
+        standing=_standing_of_checks(n_broken, len(checks)),
     )
 
     with replacing(target) as draft:

@@ -12,7 +12,17 @@ import numpy as np
 from nobsp._typing import AnyArray
 from nobsp.arguments import count
 from nobsp.frames import is_missing
-from nobsp.reporting.sheets import Bar, Bars, Curve, Grid, Line, Section, Sheet, number_text
+from nobsp.reporting.sheets import (
+    Bar,
+    Bars,
+    Curve,
+    Grid,
+    Line,
+    Section,
+    Sheet,
+    number_text,
+    standing_of,
+)
 
 # A `Comparison`, told by its attributes.
 ComparisonLike: TypeAlias = Any
@@ -78,6 +88,9 @@ def comparison_sheet(comparison: ComparisonLike, *, title: str | None, about: st
         findings=comparison.findings,
         sections=tuple(sections),
         numbers=_numbers(comparison),
+        standing=standing_of(float(comparison.explained[0]))
+        if comparison.kind == "functions"
+        else "",
     )
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -183,6 +183,18 @@ class Section:
     paragraphs: tuple[str, ...] = ()
 
 
+Standing = Literal["", "doubtful", "bad"]
+# Less of what is explained is doubtful, and less than nothing is bad.
+_DOUBTFUL = 0.8
+
+
+def standing_of(share: float) -> Standing:
+    """How a share that is explained is coloured, as on pages of tables."""
+    if not share < _DOUBTFUL:
+        return ""
+    return "bad" if share < 0 else "doubtful"
+
+
 @dataclass(frozen=True)
 class Sheet:
     """A page."""
@@ -196,6 +208,8 @@ class Sheet:
     numbers: Mapping[str, Any] = field(
         default_factory=dict
     )  # everything that is told, for machines
+    # how the headline is coloured: as good news where nothing is said
+    standing: Standing = ""
 
 
 def html_of(sheet: Sheet) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, ModelLike, TableLike
-from nobsp.arguments import quote, require_flag, require_number
+from nobsp.arguments import quote, require_flag, require_number, with_minus
 from nobsp.base import Finding
 from nobsp.numerics import evenly_spaced
 from nobsp.tabular.health import Health, r_squared, sort_findings
@@ -67,9 +67,12 @@ class Edit:
     taken_over: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        cost = f"R² {min(self.agreement):.3f} to the functions before, on {self.rows:,} rows"
+        agreement = with_minus(min(self.agreement), ".3f")
+        cost = f"R² {agreement} to the functions before, on {self.rows:,} rows"
         if self.after:
-            cost += f"; to the model {min(self.before):.3f} before, {min(self.after):.3f} after"
+            before = with_minus(min(self.before), ".3f")
+            after = with_minus(min(self.after), ".3f")
+            cost += f"; to the model {before} before, {after} after"
         return f"{self.feature}: {self.rule} ({cost})"
 
 
@@ -173,7 +176,7 @@ def cap(
     outputs = _chosen_outputs(functions, output)
     changed = [bounded(tables[0], least, most, outputs=outputs), *tables[1:]]
     bounds = " and ".join(
-        f"{word} {bound:g}"
+        f"{word} {with_minus(bound, 'g')}"
         for word, bound in (("at least", least), ("at most", most))
         if bound is not None
     )

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nobsp._typing import FloatArray
-from nobsp.arguments import count, join_names
+from nobsp.arguments import count, join_names, with_minus
 from nobsp.base import Finding
 from nobsp.network.columns import SAMPLE_ROWS, Subset
 from nobsp.tabular.correction import (
@@ -339,8 +339,8 @@ def share_findings(
     share, name, words = min(known)
     if share < 0:
         message = (
-            f"{words} is {share:.3f}: worse than predicting the mean. Do not use the functions; "
-            "calibrate on more rows."
+            f"{words} is {with_minus(share, '.3f')}: worse than predicting the mean. Do not use "
+            "the functions; calibrate on more rows."
         )
         return [Finding("error", "worse_than_mean", name, message)]
 
@@ -733,13 +733,15 @@ def cluster_finding(
     explained = float(neighbourhoods.explained[output])
     message = (
         f"The rows seem to come in {'other clusters than the groups' if named else 'clusters'}: "
-        f"held-out R² is {row_wise:.3f} with {'these groups' if named else 'single rows'} held "
-        f"out, but {explained:.3f} with whole neighbourhoods held out, as rows of new clusters are."
+        f"held-out R² is {with_minus(row_wise, '.3f')} with "
+        f"{'these groups' if named else 'single rows'} held out, but "
+        f"{with_minus(explained, '.3f')} with whole neighbourhoods held out, as rows of new "
+        "clusters are."
     )
     if chosen:
         message += (
             " So the ridge was chosen with neighbourhoods held out, which gives "
-            f"{float(final[output]):.3f} on them."
+            f"{with_minus(float(final[output]), '.3f')} on them."
         )
     message += (
         " Groups must hold all rows that belong together: see whether they are in the order of the "
@@ -810,9 +812,11 @@ def extreme_rows_findings(
     if without.n_rows > 1:
         which = f"the {without.n_rows} rows of the most extreme predictions"
     message = (
-        f"Held-out R² is {without.before:.3f}, but {without.after:.3f} without {which} (up to "
-        f"{without.extreme:.4g}), {without.variance:.0%} of the output's variance. Expect the "
-        "lower figure on ordinary rows. Where such rows are errors, calibrate without them."
+        f"Held-out R² is {with_minus(without.before, '.3f')}, but "
+        f"{with_minus(without.after, '.3f')} without {which} (up to "
+        f"{with_minus(without.extreme, '.4g')}), {without.variance:.0%} of the output's variance. "
+        "Expect the lower figure on ordinary rows. Where such rows are errors, calibrate without "
+        "them."
     )
     severity = "warning" if without.variance > _MOST_OF_IT else "note"
     return [Finding(severity, "extreme_rows", names[output] if len(names) > 1 else "", message)]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nobsp import notebook
 from nobsp._typing import AnyArray, FloatArray
-from nobsp.arguments import require_choice
+from nobsp.arguments import require_choice, with_minus
 from nobsp.base import Finding, describe_findings, is_healthy
 
 # Differences between the two held-out R² that would not show with three decimals are not written.
@@ -120,7 +120,7 @@ class Health:
             if self.edited == "functions":
                 measure = "edited, R² with the functions before the last edit"
         which = " for the worst output" if len(self.explained) > 1 else ""
-        return f"{measure} {worst:.3f}{self._standard_error(worst)}{which}"
+        return f"{measure} {with_minus(worst, '.3f')}{self._standard_error(worst)}{which}"
 
     @property
     def headline_and_warnings(self) -> str:
@@ -168,8 +168,8 @@ class Health:
             return ""
 
         return (
-            f" ({inside:.3f} without the {self.outside_rows:.1%} of the rows held out that lie "
-            "outside the range of those fitted on)"
+            f" ({with_minus(inside, '.3f')} without the {self.outside_rows:.1%} of the rows held "
+            "out that lie outside the range of those fitted on)"
         )
 
 
@@ -286,8 +286,8 @@ def compare_with_headline(
     output = int(np.where(differing, np.abs(lower), -np.inf).argmax())
     subject = names[output] if len(names) > 1 else ""
     message = (
-        f"R² on these {len(predictions):,} rows is {shares[output]:.3f}, where the held-out R² of "
-        f"the calibration is {headline[output]:.3f}."
+        f"R² on these {len(predictions):,} rows is {with_minus(shares[output], '.3f')}, where the "
+        f"held-out R² of the calibration is {with_minus(headline[output], '.3f')}."
     )
     if not is_lower.any():
         message += (

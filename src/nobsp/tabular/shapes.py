@@ -25,6 +25,7 @@ from nobsp.arguments import (
     require_whole_number,
     suggest,
     weights_of,
+    with_minus,
 )
 from nobsp.frames import group_codes, replace_column, take_rows
 from nobsp.network.readout import Represent, as_model_takes
@@ -144,7 +145,10 @@ class ShapeCheck:
         notes = []
         if self.n_within == 0 and self.within is not None:
             low, high = self.within
-            notes.append(f"no row's own {self.feature} lies between {low:g} and {high:g}")
+            notes.append(
+                f"no row's own {self.feature} lies between {with_minus(low, 'g')} and "
+                f"{with_minus(high, 'g')}"
+            )
         if self.n_repeats >= _MANY_REPEATS * self.n_rows:
             notes.append(
                 f"{self.n_repeats:,} of {self.n_rows:,} rows repeat others, and the bound takes "

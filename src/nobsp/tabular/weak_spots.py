@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nobsp._typing import AnyArray, BoolArray, FloatArray
-from nobsp.arguments import require_number, require_whole_number
+from nobsp.arguments import require_number, require_whole_number, with_minus
 from nobsp.base import Finding
 from nobsp.frames import is_missing
 from nobsp.numerics import evenly_spaced
@@ -70,11 +70,13 @@ class Condition:
         missing = " or missing" if self.with_missing else ""
         if self.with_missing and self.above is not None and not np.isfinite(self.above):
             return f"{self.feature} missing"
-        if self.above is None:
-            return f"{self.feature} ≤ {self.up_to:.4g}{missing}"
-        if self.up_to is None:
-            return f"{self.feature} > {self.above:.4g}{missing}"
-        return f"{self.above:.4g} < {self.feature} ≤ {self.up_to:.4g}{missing}"
+        above = None if self.above is None else with_minus(self.above, ".4g")
+        up_to = None if self.up_to is None else with_minus(self.up_to, ".4g")
+        if above is None:
+            return f"{self.feature} ≤ {up_to}{missing}"
+        if up_to is None:
+            return f"{self.feature} > {above}{missing}"
+        return f"{above} < {self.feature} ≤ {up_to}{missing}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -128,8 +130,9 @@ class WeakSpot:
     def message(self) -> str:
         """What is known of it, in a sentence or two."""
         sentences = (
-            f"Where {self.where} ({self.share:.1%} of the rows), R² is {self.explained:.2f}: "
-            f"residuals are {self.error / self.usual_error:.1f} times as large as on all rows."
+            f"Where {self.where} ({self.share:.1%} of the rows), R² is "
+            f"{with_minus(self.explained, '.2f')}: residuals are "
+            f"{self.error / self.usual_error:.1f} times as large as on all rows."
         )
         if len(self.interaction) > 1 and not self.is_fitted:
             sentences += (
