@@ -16,6 +16,7 @@ from nobsp._typing import TableLike
 from nobsp.arguments import join_names
 from nobsp.network.batches import Encode, is_frame
 from nobsp.network.forest import Forest
+from nobsp.network.refusals import REFUSALS, wrapped_refusal
 
 GROUPING_ROWS = 2000
 _LEVELS_KEPT = 1000
@@ -52,6 +53,16 @@ class Adapted:
     # makes the same of the model without the rows; plain enough for a file
     layout: dict[str, Any] | None = None
 
+    def _encoded(self, X: TableLike) -> Matrix:
+        """Some of the caller's rows through the preprocessing; an error in words where it fails."""
+        assert self.encode is not None
+        try:
+            return self.encode(X)
+        except REFUSALS as failure:
+            raise wrapped_refusal(
+                failure, self.encode, X, argument="X", first_row=None
+            ) from failure
+
     def groups(self, X: TableLike) -> dict[str, list[int]]:
         """Which encoded columns each of the caller's columns goes into.
 
@@ -65,7 +76,7 @@ class Adapted:
         if self.encode is None:
             return {name: [position] for position, name in enumerate(names)}
 
-        before = self.encode(X)
+        before = self._encoded(X)
         turned = np.roll(np.arange(len(X)), 1)
         changed = np.zeros((len(names), before.shape[1]), dtype=bool)
         for position in range(len(names)):
@@ -78,7 +89,7 @@ class Adapted:
                 column = frame[:, position]
                 moved = frame.with_columns(column[turned.tolist()].alias(column.name)).to_native()
 
-            after = self.encode(moved)
+            after = self._encoded(moved)
             is_same = (after == before) | (np.isnan(after) & np.isnan(before))
             changed[position] = ~is_same.all(axis=0)
 

@@ -35,6 +35,7 @@ from nobsp.arguments import (
     require_whole_number,
 )
 from nobsp.frames import is_missing, match_columns
+from nobsp.network.refusals import REFUSALS, wrapped_refusal
 
 if TYPE_CHECKING:
     from nobsp.network.adapted import Adapted
@@ -327,7 +328,7 @@ class _Reader:
         encoded = self.encode is not None
         for start in range(0, table.rows, self.batch_size):
             stop = min(start + self.batch_size, table.rows)
-            rows = self.cut(table, start, stop)
+            rows = self.cut(table, start, stop, first_row=first_row)
             bad = first_non_finite(rows) if self.strict else None
             if bad is not None:
                 row = first_row + start + bad[0]
@@ -354,24 +355,28 @@ class _Reader:
         try:
             return self.cut(table, 0, 1)
         except (TypeError, ValueError):
-            # The first row may be one that does not fit, which concerns no other.
-            if self.strict or table.rows < 2:
+            # The first row may be one that does not fit, which concerns no other; beside others,
+            # what is wrong with it is seen.
+            if table.rows < 2:
                 raise
         return self.cut(table, 0, min(table.rows, self.batch_size))
 
-    def cut(self, table: _Table, start: int, stop: int) -> Tensor:
-        """Some rows as the model takes them."""
+    def cut(self, table: _Table, start: int, stop: int, *, first_row: int = 0) -> Tensor:
+        """Some rows as the model takes them; `first_row` is how many came in tables before."""
         if self.encode is None:
             return table.cut(start, stop)
         try:
             encoded = np.ascontiguousarray(self.encode(table.native(start, stop)), dtype=np.float64)
-        except (TypeError, ValueError) as failure:
+        except REFUSALS as failure:
             if not self.strict and stop - start > 1:
                 return self._cut_apart(table, start, stop, failure)
-            kind = TypeError if isinstance(failure, TypeError) else ValueError
-            raise kind(
-                f"{self.argument} does not pass the model's preprocessing: {failure}"
-                f"{_infinite_hint(self.argument, table, start, stop)}"
+            raise wrapped_refusal(
+                failure,
+                self.encode,
+                table.native(start, stop),
+                argument=self.argument,
+                first_row=first_row + start,
+                hint=_infinite_hint(self.argument, table, start, stop),
             ) from failure
         return torch.from_numpy(encoded if encoded.flags.writeable else encoded.copy())
 

@@ -447,7 +447,8 @@ class NObSP(Explainer):
                 if not bool(answered.all()):
                     row = n_read + int((~answered).nonzero()[0])
                     raise ValueError(
-                        f"X has a missing or infinite value in row {row}; leave the row out."
+                        f"X has a missing, infinite or unknown value in row {row}; leave the row "
+                        "out."
                     )
 
                 n_read += len(answered)
