@@ -187,3 +187,59 @@ def test_images_of_a_page_may_be_files(tmp_path):
         nobsp.report(maps, tmp_path / "few.html", images=files[:2])
     with pytest.raises(TypeError, match=r"nobsp\.report\(explainer"):
         nobsp.report(nobsp.NObSPCam(network), tmp_path / "none.html")
+
+
+LEXICON = ("bad", "good", "film", "plot")
+
+
+@pytest.fixture(scope="module")
+def read_texts():
+    """Maps of short texts by a network that looks for one word."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Embedding(4, 8), torch.nn.AdaptiveAvgPool2d((1, 8)), torch.nn.Flatten()]
+    ids = torch.randint(0, 4, (40, 6))
+    cam = NObSPCam(torch.nn.Sequential(*layers, torch.nn.Linear(8, 2))).fit(ids)
+    words = [[LEXICON[code] for code in row] for row in ids[:5].tolist()]
+    return SimpleNamespace(maps=cam(ids[:5]), words=words, cam=cam)
+
+
+def test_words_of_texts_are_tinted_by_what_they_add(show, read_texts, tmp_path):
+    maps = read_texts.maps
+    page = report(maps, tmp_path / "texts.html", words=read_texts.words, explainer=read_texts.cam)
+    opened = show(page)
+    assert opened.complaints == []
+    line = plate(opened.page, 0).locator(".words").first
+    line.scroll_into_view_if_needed()
+    opened.page.wait_for_selector("#image-0[data-drawn]")
+    assert line.locator("span").all_text_contents() == read_texts.words[0]
+    tints = [span.get_attribute("style") for span in line.locator("span").all()]
+    strongest = int(np.abs(maps.contrast[0]).argmax())
+    hue = "--for-map" if maps.contrast[0, strongest] > 0 else "--against-map"
+    assert hue in tints[strongest]
+    facts = opened.page.locator(".facts").first.inner_text()
+    assert "5 texts" in facts
+    assert "40 calibration texts" in facts
+
+
+def test_sequences_without_words_are_strips(show, read_texts, tmp_path):
+    opened = show(report(read_texts.maps, tmp_path / "strips.html"))
+    assert opened.complaints == []
+    assert opened.page.locator(".plate canvas").count() == 2 * 5
+    assert opened.page.locator("#pictures-title").inner_text() == "Sequences"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([["bad"]], "each of the 5 texts"),
+        ([["bad"] * 7] * 5, r"words\[0\] has 7 tokens, but the maps have 6"),
+    ],
+)
+def test_words_that_are_not_those_of_the_texts_are_refused(read_texts, tmp_path, words, message):
+    with pytest.raises(ValueError, match=message):
+        report(read_texts.maps, tmp_path / "page.html", words=words)
+
+
+def test_words_of_images_are_refused(pictures, tmp_path):
+    with pytest.raises(ValueError, match="words are those of texts"):
+        report(pictures.maps, tmp_path / "page.html", words=[["bad"]] * len(pictures.maps))

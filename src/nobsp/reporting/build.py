@@ -60,6 +60,7 @@ def report(
     audit: Any = None,
     images: ImagesLike = None,
     gallery: ImagesLike = None,
+    words: Sequence[Sequence[str]] | None = None,
     explainer: Any = None,
     truth: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> Path:
@@ -86,6 +87,8 @@ def report(
         images: The images that maps, neighbours or an audit are about, (n, channels, height, width)
             or channels last.
         gallery: The images the index was fitted on, for panels of what was found.
+        words: The tokens of every text that maps are about, as many as there are locations, or
+            fewer where the rest is padding.
         explainer: What made the subject, to name the model; for maps it also tells of the
             calibration.
         truth: Known functions by feature, drawn over the learned ones.
@@ -120,6 +123,8 @@ def report(
         subject = subject.maps
 
     kind = _kind_of(subject)
+    if words is not None and kind != "images":
+        raise ValueError("words are those of texts, and subject has no maps of texts.")
     if kind == "comparison":
         return _report_comparison(subject, target, title=title, about=about)
     n_rows = _count_rows(subject, kind)
@@ -131,7 +136,15 @@ def report(
         influence=influence,
     )
     sections = _sections(
-        subject, kind, shared, hits=hits, audit=audit, images=images, gallery=gallery, truth=truth
+        subject,
+        kind,
+        shared,
+        hits=hits,
+        audit=audit,
+        images=images,
+        gallery=gallery,
+        words=words,
+        truth=truth,
     )
     data: PageData = {"about": about or "", "version": nobsp.__version__, **sections}
     section = data["table"] or data["pictures"] or {}
@@ -148,6 +161,7 @@ def _sections(
     audit: Any,
     images: ImagesLike,
     gallery: ImagesLike,
+    words: Sequence[Sequence[str]] | None,
     truth: Mapping[str, Callable[[Any], Any]] | None,
 ) -> PageData:
     """What the page shows: a table or pictures, and what an audit found.
@@ -161,7 +175,9 @@ def _sections(
     elif kind == "neighbours":
         pictures = _pictures_section(None, subject, shared, images=images, gallery=gallery)
     elif kind == "images":
-        pictures = _pictures_section(subject, hits, shared, images=images, gallery=gallery)
+        pictures = _pictures_section(
+            subject, hits, shared, images=images, gallery=gallery, words=words
+        )
 
     section = table or pictures or {}
     audited = subject if kind == "audit" else audit
@@ -225,7 +241,13 @@ def _table_section(
 
 
 def _pictures_section(
-    maps: Any, hits: Any, shared: _Shared, *, images: ImagesLike, gallery: ImagesLike
+    maps: Any,
+    hits: Any,
+    shared: _Shared,
+    *,
+    images: ImagesLike,
+    gallery: ImagesLike,
+    words: Sequence[Sequence[str]] | None = None,
 ) -> Any:
     """What a page tells of images, or of the neighbours of rows that may be images."""
     from nobsp.reporting.pictures import pictures_data
@@ -235,6 +257,7 @@ def _pictures_section(
         hits=hits,
         images=images,
         gallery=gallery,
+        words=words,
         labels=shared.labels,
         class_names=shared.class_names,
         names=shared.names,

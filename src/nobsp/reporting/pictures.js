@@ -47,6 +47,28 @@ function drawMap(canvas, image, kind, plate, target) {
   pen.putImageData(pixels, 0, 0);
 }
 
+// A text whose words are tinted by what they add, the stronger the more colour.
+function wordsOf(plate, most = Infinity) {
+  const words = pictures.words[plate];
+  const spans = words.slice(0, most).map((word) => make("span", { textContent: word, dir: "auto" }));
+  return make("p", { className: "words" }, ...spans.flatMap((span, i) => [i ? " " : "", span]), words.length > most ? " …" : "");
+}
+
+function tintWords(line, kind, plate, target) {
+  const { width } = pictures.maps, map = pictures.maps[kind], several = pictures.maps.targets[0].length;
+  const from = (plate * several + target) * width;
+  const pair = oneSided(kind) ? ["positive", "negative"] : [kind];
+  const common = Math.max(...pair.map((name) => pictures.maps[name].largest[plate][target])) || 1;
+  const scale = map.largest[plate][target] / 127;
+  [...line.children].forEach((span, i) => {
+    const value = map.steps[from + i] * scale;
+    const hue = kind === "negative" || (!oneSided(kind) && value < 0) ? "--against-map" : "--for-map";
+    const share = Math.max(0, oneSided(kind) ? value : Math.abs(value)) / common;
+    span.style.background = `color-mix(in srgb, var(${hue}) ${(70 * share * Number(byId("opacity").value)).toFixed(1)}%, transparent)`;
+    span.title = signed(value);
+  });
+}
+
 // Where a map is strongest, in words.
 function placeInWords(kind, plate, target) {
   const { height, width } = pictures.maps, several = pictures.maps.targets[0].length;
@@ -54,9 +76,12 @@ function placeInWords(kind, plate, target) {
   const part = pictures.maps[kind].steps.subarray(from, from + height * width);
   let best = 0;
   part.forEach((value, i) => { if (Math.abs(value) > Math.abs(part[best])) best = i; });
+  if (pictures.maps[kind].largest[plate][target] <= 0) return "nothing";
+  if (pictures.words) return `strongest at “${pictures.words[plate][best] ?? "padding"}”`;
+  if (noun === "sequence") return `strongest near place ${best + 1} of ${width}`;
   const third = (at, size, names) => names[Math.min(2, Math.floor((3 * (at + 0.5)) / size))];
   const said = `${third(Math.floor(best / width), height, ["top", "middle", "bottom"])} ${third(best % width, width, ["left", "centre", "right"])}`;
-  return pictures.maps[kind].largest[plate][target] > 0 ? `strongest near the ${said}` : "nothing";
+  return `strongest near the ${said}`;
 }
 
 const RIVALS = { others: "the other classes", mean: "all classes", "runner-up": "the runner-up" };
@@ -85,7 +110,11 @@ function fitTo(canvas, image) {
 }
 
 const noun = pictures?.noun;
-const plateName = (plate) => pictures.names?.[plate] ?? (noun === "row" ? "Row " : "Image ") + pictures.positions[plate];
+// Texts and signals have one line of places.
+const isLong = noun === "text" || noun === "sequence";
+// Words of a text on the first screen.
+const FEW_WORDS = 30;
+const plateName = (plate) => pictures.names?.[plate] ?? noun[0].toUpperCase() + noun.slice(1) + " " + pictures.positions[plate];
 
 // What it is labelled and predicted, which says nothing of which of both is wrong.
 function taken(label, said) {
@@ -113,8 +142,9 @@ function addMaps(card, head, panels, image, plate) {
   const { maps } = pictures, targets = maps.targets[plate];
   const chosen = make("p", { className: "quiet" });
   let target = 0;
+  panels.classList.toggle("long", isLong);
   const canvases = maps.kinds.map((kind, i) => {
-    const canvas = make("canvas", { width: CANVAS, height: CANVAS, role: "img" });
+    const canvas = pictures.words ? wordsOf(plate) : make("canvas", { width: isLong ? 4 * CANVAS : CANVAS, height: isLong ? 28 : CANVAS, role: "img" });
     const caption = make("figcaption", { className: SIDES[kind] ?? "balance", textContent: maps.captions[i] });
     panels.append(make("figure", {}, canvas, caption));
     return [kind, maps.captions[i], canvas];
@@ -122,17 +152,23 @@ function addMaps(card, head, panels, image, plate) {
   const tell = () => {
     const name = maps.outputs[targets[target]], left = maps.residual[plate][target] ?? 0;
     for (const [kind, word, canvas] of canvases) {
-      canvas.setAttribute("aria-label", `${name}, ${word}: ${placeInWords(kind, plate, target)}.`);
+      const said = `${name}, ${word}: ${placeInWords(kind, plate, target)}.`;
+      // A text is read as it stands; what its tints say is told beside it.
+      if (pictures.words) canvas.title = said; else canvas.setAttribute("aria-label", said);
     }
     const token = maps.class_token[plate][target] ?? 0, rival = maps.against ? [" against ", bdi(RIVALS[maps.against] ?? maps.against, "name")] : [];
     const logit = shown(maps.logits[plate * maps.outputs.length + targets[target]]);
     chosen.replaceChildren("evidence about ", bdi(name, "name"), ...rival, `, probability ${percent(maps.confidence[plate][target])}, `
       + `logit ${logit}` + (Math.abs(token) >= 0.005 ? `, class token ${signed(token)}` : "")
-      + (maps.without_place[plate][target] > NOTEWORTHY ? ` (${percent(maps.without_place[plate][target])} of the evidence has no place in the image)` : "")
+      + (maps.without_place[plate][target] > NOTEWORTHY ? ` (${percent(maps.without_place[plate][target])} of the evidence has no place in the ${noun})` : "")
       + (Math.abs(left) >= 0.005 && !maps.picture ? `, left over ${signed(left)}` : ""));
   };
   const draw = () => {
-    for (const [kind, , canvas] of canvases) { fitTo(canvas, image); drawMap(canvas, image, kind, plate, target); }
+    for (const [kind, , canvas] of canvases) {
+      if (pictures.words) { tintWords(canvas, kind, plate, target); continue; }
+      fitTo(canvas, image);
+      drawMap(canvas, image, kind, plate, target);
+    }
     card.dataset.drawn = target;
   };
   if (targets.length > 1) {
@@ -211,7 +247,7 @@ function startPictures() {
   byId("pictures-lead").textContent = few + (pictures.maps
     ? oneSided(pictures.maps.kinds[0])
       ? "Orange shows where channels are active that speak for the class, blue where channels are active that speak against "
-        + "it. For and against share one scale within an image, so that they can be compared."
+        + `it. For and against share one scale within one ${noun}, so that they can be compared.`
       : `Orange is evidence for the class, blue evidence against it: ${pictures.maps.captions.join(", and ")}. Each map has its `
         + "own scale." + (pictures.maps.picture ? "" : " The numbers of an account add up: with what is left over they are the logit, or the difference of logits, less its base.")
     : `Each ${noun} with the ${noun}s of the index that are nearest to it: their labels, and how far away they are.`);
@@ -237,8 +273,13 @@ function drawExamples() {
 function exampleOf(plate) {
   const { maps, hits } = pictures, line = make("div", { className: "example" }), image = imageOf(plate, "");
   if (image) line.append(image);
-  if (maps) {
-    const canvas = make("canvas", { width: CANVAS, height: CANVAS, "aria-hidden": "true" });
+  if (maps && pictures.words) {
+    const text = wordsOf(plate, FEW_WORDS);
+    line.classList.add("long");
+    line.append(text);
+    drawers.set(line, () => tintWords(text, maps.kinds[0], plate, 0));
+  } else if (maps) {
+    const canvas = make("canvas", { width: CANVAS, height: isLong ? 28 : CANVAS, "aria-hidden": "true" });
     line.append(canvas);
     drawers.set(line, onceLoaded(image, () => { fitTo(canvas, image); drawMap(canvas, image, maps.kinds[0], plate, 0); }));
   }
@@ -264,7 +305,7 @@ function headline() {
     return [null, "These maps are pictures: they show where a class is, but their numbers do not add up. Those of eight points do: points=8, on the command line --points 8."];
   }
   if (shares.length) {
-    return [Math.max(0, Math.min(...shares)), "of how the logits vary from image to image is in the maps, for the class that they explain least.", true];
+    return [Math.max(0, Math.min(...shares)), `of how the logits vary from ${noun} to ${noun} is in the maps, for the class that they explain least.`, true];
   }
   if (purity) return [purity.reduce((a, b) => a + b, 0) / purity.length, "of the neighbours found have the class that the model predicts."];
   if (labelOf(0) === null || saidOf(0) === null) return null;

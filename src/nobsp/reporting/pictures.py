@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nobsp._typing import ArrayLike
-from nobsp.arguments import count, numbers_of, refuse_unreadable
+from nobsp.arguments import count, names_of, numbers_of, quote, refuse_unreadable
 from nobsp.numerics import evenly_spaced
 from nobsp.reporting.audits import (
     HitsLike,
@@ -67,12 +67,13 @@ def pictures_data(
     class_names: Names,
     names: Names,
     influence: InfluenceLike | None = None,
+    words: Sequence[Sequence[str]] | None = None,
 ) -> PageData:
     """Everything the page shows of maps, of neighbours, or of both."""
     total = len(maps) if maps is not None else len(hits.indices)
     if total == 0:
         raise ValueError("subject has no images; explain some first.")
-    noun = "row" if maps is None and images is None and gallery is None else "image"
+    noun = _noun_of(maps, words, has_images=images is not None or gallery is not None)
     shown = evenly_spaced(total, MOST_IMAGES)
 
     classes = getattr(maps, "output_names", ())
@@ -94,12 +95,46 @@ def pictures_data(
         "images": urls,
         "coarse": _are_coarse(images if images is not None else gallery),
         "maps": None if maps is None else _maps_for_page(maps, shown),
+        "words": None if words is None else _words_of(words, maps, shown),
         "hits": None if hits is None else hits_for_page(hits, shown, rows=total, names=classes),
         "influence": influence_for_page(influence, shown, rows=total, names=classes),
         "gallery": _gallery(gallery, (hits, influence), shown),
         "facts": _facts(maps, hits, explainer, count(total, noun)),
         **_health(explainer),
     }
+
+
+def _noun_of(maps: MapsLike | None, words: object, *, has_images: bool) -> str:
+    """What the page calls one of those that it shows."""
+    if maps is None:
+        return "image" if has_images else "row"
+    if len(maps.locations) == 1:
+        return "sequence" if words is None else "text"
+    return "image"
+
+
+def _words_of(
+    words: Sequence[Sequence[str]], maps: MapsLike | None, shown: Positions
+) -> list[list[str]]:
+    """The tokens of the texts that are shown."""
+    if maps is None or len(maps.locations) != 1:
+        raise ValueError("words are those of texts, and subject has no maps of texts.")
+    if isinstance(words, str) or len(words) != len(maps):
+        raise ValueError(
+            f"words must be the tokens of each of the {len(maps)} texts, found {quote(words)}."
+        )
+
+    [most] = maps.locations
+    listed = []
+    for row in shown.tolist():
+        tokens = names_of(f"words[{row}]", words[row])
+        if len(tokens) > most:
+            raise ValueError(
+                f"words[{row}] has {len(tokens)} tokens, but the maps have {most} locations; pass "
+                "the tokens that the model was given."
+            )
+        listed.append(list(tokens))
+    return listed
 
 
 def small_pictures(
@@ -168,16 +203,17 @@ def _facts(
     facts.append(("Data", data))
 
     if maps is not None:
-        height, width = maps.locations
+        places = " × ".join(map(str, maps.locations))
         facts += [
             ("Classes", count(len(maps.output_names), "class")),
-            ("Map", f"{height} × {width} places in layer {maps.layer}"),
+            ("Map", f"{places} places in layer {maps.layer}"),
             ("Shown", maps.caption()),
             ("Compared with", maps.reference),
         ]
         if hasattr(explainer, "health"):
-            rows = explainer.health().rows  # type: ignore[union-attr]
-            facts.append(("Calibrated on", count(rows, "image")))
+            health = explainer.health()  # type: ignore[union-attr]
+            noun = getattr(health, "inputs", "images").removesuffix("s")
+            facts.append(("Calibrated on", count(health.rows, noun)))
     if hits is not None:
         facts.append(("Neighbours", f"{np.asarray(hits.indices).shape[1]} for each"))
     return facts
@@ -196,14 +232,15 @@ def _kinds_shown(maps: MapsLike) -> list[str]:
 
 def _maps_for_page(maps: MapsLike, shown: Positions) -> PageData:
     """Maps as whole numbers from −127 to 127 with the size each stands for, target by target."""
-    if len(maps.locations) != 2:
+    if len(maps.locations) > 2:
         raise ValueError(
-            f"maps has {len(maps.locations)} axes of locations; pages show maps of images. "
-            "Draw signals with nobsp.plots.signal and texts with nobsp.plots.words."
+            f"maps has {len(maps.locations)} axes of locations; pages show maps of images, signals "
+            "and texts. Of volumes draw a slice: maps.account[row, slice]."
         )
 
     kinds = _kinds_shown(maps)
-    height, width = maps.positive.shape[-2:]
+    # Signals and texts have a single line of places.
+    height, width = (1, *maps.locations)[-2:]
     target = maps.target[shown].reshape(len(shown), -1)
     data: PageData = {
         "height": height,

@@ -40,7 +40,7 @@ from nobsp.vision.account import Account, answer
 from nobsp.vision.feature_map import FeatureMap, ForwardPass, pooled
 from nobsp.vision.files import find_again, probe_of, require_names, require_same_map
 from nobsp.vision.find_map import PROBE_IMAGES, find_map
-from nobsp.vision.health import CamHealth, examine
+from nobsp.vision.health import CamHealth, examine, inputs_of
 from nobsp.vision.images import Images, images_of, make_thumbnails, read_images
 from nobsp.vision.maps import KINDS, ActivationMaps, Kind, join
 from nobsp.vision.means import MOST_UNEXPLAINED, ChannelMoments, MapMeans, start_calibration
@@ -369,7 +369,7 @@ class NObSPCam(Explainer):
             picture=is_picture,
             passes=passes.rows / n_images,
             gradients=passes.gradients / n_images,
-            reference=f"the mean of {fitted.rows:,} calibration images",
+            reference=f"the mean of {fitted.rows:,} calibration {inputs_of(fitted.feature_map)}",
         )
         if fitted.feature_map.direct and self.coefficients == "head":
             _warn_of_other_paths(maps)
