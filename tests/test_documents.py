@@ -5,10 +5,12 @@ A block that cannot run here says why, in a comment above it: `<!-- not run: rea
 
 from __future__ import annotations
 
+import ast
 import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,15 +160,47 @@ def dear_names() -> Names:
     return {**names, "logits_of": logits_of}
 
 
-def one_output_names() -> Names:
-    """A table and a network with one output."""
+def named_names(n_outputs: int = 1) -> Names:
+    """A frame with names of columns and a network, calibrated with one pair, as readers have it."""
+    import pandas as pd
+
     names = table_names()
-    model = nn.Sequential(names["model"], nn.Linear(2, 1))
+    X = pd.DataFrame(names["X"], columns=["age", "income", "rooms"])
+    model = nn.Sequential(names["model"], nn.Tanh(), nn.Linear(2, n_outputs))
+    explainer = nobsp.NObSP(model, interactions=[("age", "income")]).fit(X)
     return {
         **names,
         "model": model,
-        "explainer": nobsp.NObSP(model, interactions=0).fit(names["X"]),
+        "X": X,
+        "X_new": X[:20],
+        "rows": X,
+        "explainer": explainer,
+        "ex": explainer(X[:20]),
     }
+
+
+def ebm_names() -> Names:
+    """The same, and an EBM of the same columns."""
+    glassbox = pytest.importorskip("interpret.glassbox")
+    names = named_names()
+    X = names["X"]
+    ebm = glassbox.ExplainableBoostingRegressor(interactions=1, outer_bags=1, max_rounds=20)
+    return {**names, "ebm": ebm.fit(X, X["age"] * X["income"] + X["rooms"])}
+
+
+def audit_names() -> Names:
+    """Images with maps, and a linear head with the activations that enter it, audited."""
+    names = {**image_names(), **neighbor_names()}
+    labels = image_names()["labels"]
+    of_rows = {"head": names["head"], "activations": names["rows_trained_on"]}
+    index = nobsp.ContributionIndex(names["head"]).fit(names["rows_trained_on"], names["y"])
+    return {**names, **of_rows, "labels": labels, "index": index, "found": nobsp.audit(index)}
+
+
+def map_names() -> Names:
+    """Images with maps."""
+    names = image_names()
+    return {**names, "maps": names["cam"](names["images"])}
 
 
 # What every page's text takes for granted.
@@ -183,11 +217,11 @@ PAGES: dict[str, Callable[[], Names]] = {
     "report.md": report_names,
     "scale.md": table_names,
     "tables.md": table_names,
-    "coming-from/cleanlab.md": image_names,
-    "coming-from/ebm.md": one_output_names,
-    "coming-from/gradcam.md": image_names,
-    "coming-from/pdp-ale.md": one_output_names,
-    "coming-from/shap.md": table_names,
+    "coming-from/cleanlab.md": audit_names,
+    "coming-from/ebm.md": ebm_names,
+    "coming-from/gradcam.md": map_names,
+    "coming-from/pdp-ale.md": named_names,
+    "coming-from/shap.md": partial(named_names, 2),
     "how-to/another-language.md": table_names,
     "how-to/correlated-features.md": table_names,
     "how-to/dates.md": table_names,
@@ -228,3 +262,45 @@ def test_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.Monk
             # Lines of an error are those of the page.
             code = "\n" * (block.line - 1) + block.code
             exec(compile(code, str(DOCS / page), "exec"), names)
+
+
+def calls_in_tables(page: Path) -> list[str]:
+    """Calls and attributes in the second column of a page's first table, what to write here."""
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    spans = []
+    for line in lines[2:]:
+        cells = line.split(" | ")
+        if "you write with" in lines[0] and len(cells) == 2:
+            spans += re.findall(r"`([^`]+)`", cells[1])
+        if set(line) <= set("|- "):
+            break  # of another table
+
+    def is_call(span: str) -> bool:
+        try:
+            tree = ast.parse(span, mode="eval").body
+        except SyntaxError:
+            return False
+        return isinstance(tree, ast.Call | ast.Attribute | ast.Subscript)
+
+    return [span for span in spans if is_call(span)]
+
+
+@pytest.mark.parametrize("page", [name for name in PAGES if name.startswith("coming-from/")])
+def test_what_tables_say_to_write_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls = calls_in_tables(DOCS / page)
+    assert len(calls) >= 4
+    names = PAGES[page]()
+    if page == "coming-from/cleanlab.md":
+        # Of the rows that the head was trained on; the page's code is of images.
+        names["labels"] = names["y"]
+    if page == "coming-from/shap.md":
+        # Plots have to be told which of several outputs to draw.
+        calls.remove("ex[:, :, 1]")
+        names = named_names()
+    for call in calls:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            eval(compile(call, f"{DOCS / page}: {call}", "eval"), names)
