@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -121,3 +122,30 @@ def test_a_warning_has_the_headline_or_says_which_other_share_it_has() -> None:
     assert health.inside[0] < health.explained[0]
     assert f"{health.inside[0]:.3f}" in warning.message
     assert "range" in warning.message
+
+
+def test_the_strength_of_a_pair_has_its_standard_error_beside_it() -> None:
+    """A product of four has no pairs; what a few background rows show of them is chance."""
+
+    def model(X: Array) -> Array:
+        return X[:, 4] + 2 * X[:, 0] * X[:, 1] * X[:, 2] * X[:, 3]
+
+    rows = np.random.default_rng(1).normal(size=(1500, 6))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        explainer = NObSP(model, interactions=1).fit(rows)
+    table = explainer.interaction_strengths()
+    assert (table["strength"][~table["fitted"]] > 0.2).any()
+    for finding in explainer.health().findings:
+        if finding.code == "pair_left_out":
+            assert all("±" in pair for pair in finding.subject.split(", "))
+
+
+@pytest.mark.parametrize(
+    ("error", "named"), [(0.0, ["a × b 0.30"]), (0.2, ["a × b 0.30 ± 0.20"]), (0.4, [])]
+)
+def test_a_pair_within_its_standard_error_is_not_named(error: float, named: list[str]) -> None:
+    findings = name_pairs_left_out(
+        {(0, 1): 0.3}, [(0,), (1,)], ["a", "b"], explained=0.9, scatter={(0, 1): error}
+    )
+    assert [finding.subject for finding in findings] == named

@@ -120,6 +120,7 @@ def examine(
             setting.names,
             explained=explained,
             limit=limit,
+            scatter=terms.strength_scatter,
         ),
         *name_far_curves(distances, setting.names),
         *_notes(setting, terms, meter),
@@ -899,6 +900,8 @@ def coarse_features(
 
 # A pair this strong is named where it is not fitted: 1% of the output's variance.
 STRONG_PAIR = 0.1
+# Standard error of a strength, as such and as a share of it, from which it is told.
+_TOLD_ERROR = 0.05
 # A curve this far from partial dependence is named, in units of the output's spread.
 FAR = 0.1
 # Most pairs and curves that one message names.
@@ -931,17 +934,26 @@ def name_pairs_left_out(
     *,
     explained: float,
     limit: str = "",
+    scatter: Mapping[Subset, float] | None = None,
 ) -> list[Finding]:
     """Strong pairs without a term of their own, with their strengths.
 
-    `explained` is the lowest held-out R² of an output, and `limit` says what the caller allows.
+    `explained` is the lowest held-out R² of an output, `limit` says what the caller allows, and
+    `scatter` are the strengths' standard errors.
     """
-    strong = [pair for pair, strength in strengths.items() if strength >= STRONG_PAIR]
+    errors = scatter or {}
+    # What is smaller than its standard error may be no interaction at all.
+    strong = [
+        pair
+        for pair, strength in strengths.items()
+        if strength >= max(STRONG_PAIR, errors.get(pair, 0.0))
+    ]
     left_out = [pair for pair in strong if pair not in fitted]
     if not left_out:
         return []
     listed = ", ".join(
-        f"{term_name([names[k] for k in pair])} {strengths[pair]:.2f}"
+        f"{term_name([names[k] for k in pair])} "
+        f"{_with_error(strengths[pair], errors.get(pair, 0.0))}"
         for pair in left_out[:MOST_NAMED]
     )
     more = f" and {len(left_out) - MOST_NAMED} more" if len(left_out) > MOST_NAMED else ""
@@ -963,7 +975,15 @@ def name_pairs_left_out(
         f"A strong pair was not fitted, as {reason}. The number is its strength, as a share of the "
         "output's spread. Fit it by name with interactions=[…] to see it."
     )
+    if "±" in listed:
+        message += " What follows ± is its standard error, as it was measured on few rows."
     return [Finding("note", "pair_left_out", f"{listed}{more}", message)]
+
+
+def _with_error(strength: float, error: float) -> str:
+    """A strength, with its standard error where that would change how it reads."""
+    is_told = error >= max(_TOLD_ERROR, _TOLD_ERROR * strength)
+    return f"{strength:.2f} ± {error:.2f}" if is_told else f"{strength:.2f}"
 
 
 def name_far_curves(

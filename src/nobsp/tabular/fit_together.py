@@ -490,6 +490,7 @@ def fit_terms(
         fit=selected.fit,
         traces=_traces(selected.tables, selected.terms),
         strengths=selected.screen.strengths,
+        strength_scatter=selected.screen.scatter,
         forward_rows=meter.spent,
         economy=effort.most_knots < FULL.most_knots,
         thresholds=_count_thresholds(domains, selection.maker.effort),

@@ -120,6 +120,8 @@ class Screen:
     strengths: dict[Subset, float] = field(default_factory=dict)
     # how much that differs from one background row to another
     varying: dict[Subset, float] = field(default_factory=dict)
+    # standard error of the strength, as it is an average over few background rows
+    scatter: dict[Subset, float] = field(default_factory=dict)
 
     def strongest(self, most: int) -> list[Subset]:
         """The strongest pairs, `most` of them."""
@@ -148,6 +150,7 @@ def screen_pairs(
 
     strengths: dict[Subset, float] = {}
     varying: dict[Subset, float] = {}
+    scatter: dict[Subset, float] = {}
     for pair in pairs:
         effects = _effects_by_background(tabulator, pair, lines, chunk)
         effect = effects.mean(1)
@@ -155,9 +158,10 @@ def screen_pairs(
         deviation = (effects - effect[:, None]).square().mean((0, 1)).sqrt()
         strengths[pair] = float((spread / sample.spread).max())
         varying[pair] = float((deviation / sample.spread).max())
+        scatter[pair] = varying[pair] / max(effects.shape[1] - 1, 1) ** 0.5
 
     by_strength = sorted(strengths, key=lambda pair: (-strengths[pair], pair))
-    return Screen({pair: strengths[pair] for pair in by_strength}, varying)
+    return Screen({pair: strengths[pair] for pair in by_strength}, varying, scatter)
 
 
 def _coarse_lines(
@@ -639,6 +643,8 @@ class FittedTerms:
     traces: Traces
     # per pair the spread that its features make only together, as a share of the output's
     strengths: dict[Subset, float]
+    # standard errors of the strengths
+    strength_scatter: dict[Subset, float]
     forward_rows: int
     economy: bool  # whether the model takes too many operations a row for full tables
     thresholds: dict[int, tuple[int, int]]  # of a feature's steps: those in its table, and all
