@@ -88,7 +88,9 @@ def test_nothing_is_said_of_an_additive_function_of_independent_features() -> No
     assert all(max(term.from_average) < 0.02 for term in explainer.health().terms)
 
 
-@pytest.mark.parametrize(("explained", "explains"), [(0.99, True), (0.3, False), (-0.1, False)])
+@pytest.mark.parametrize(
+    ("explained", "explains"), [(0.99, True), (0.85, False), (0.3, False), (-0.1, False)]
+)
 def test_single_features_are_the_reason_only_where_they_explain_the_rows(
     explained: float, explains: bool
 ) -> None:

@@ -961,6 +961,11 @@ def name_pairs_left_out(
         "single features explain the rows without it: their curves carry its part, and differ from "
         "the average effect"
     )
+    if 1 - explained >= strengths[left_out[0]] ** 2:  # what is unexplained has room for it
+        reason = (
+            "held-out rows were explained no better with it: its part is in the residual, or in "
+            "the curves of its features where these depend on each other"
+        )
     if not explained >= LOW_SHARE:
         reason = (
             "held-out rows were explained no better with it, which may be for want of rows: its "
