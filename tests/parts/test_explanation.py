@@ -632,14 +632,18 @@ def test_the_model_and_torch_are_left_as_they_were() -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-class Branching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
+class Odd(nn.Module):
+    """The same numbers by other steps where the number of rows is odd."""
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.layer(x)
-        return self.layer(hidden.relu() if x[0, 0] > 0 else hidden)
+        return x.relu() if len(x) % 2 else x.clamp(min=0)
+
+
+def test_the_layer_whose_steps_differ_is_named() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), Odd(), nn.Linear(4, 2))
+
+    with pytest.raises(ValueError, match="first in '1'"):
+        nobsp.explain_parts(drawn(model), rows(8, 3))
 
 
 @pytest.mark.parametrize(

@@ -80,11 +80,7 @@ class Anatomy:
 
     def require_same(self, tape: Tape) -> None:
         """An error where a batch was computed along another way."""
-        if not self.probe.same_steps(tape):
-            raise NoPartsError(
-                "the forward pass takes other steps for other rows, so that no part can be "
-                "followed through all of them; pass a model whose steps do not depend on the data."
-            )
+        _require_same_steps(self.probe, tape)
 
     def means(self, tapes: Iterable[Tape]) -> Means:
         """Calibration means over all batches."""
@@ -375,11 +371,8 @@ def dissect(record: Callable[[Tensor], Tape], rows: Tensor, detail: Detail) -> A
     two = record(rows[torch.tensor([0, 1])])
     flipped = record(rows[torch.tensor([1, 0])])
     three = record(rows[torch.tensor([0, 1, 0])])
-    if not (two.same_steps(three) and two.same_steps(flipped)):
-        raise NoPartsError(
-            "the forward pass takes other steps for other rows, so that no part can be followed; "
-            "pass a model whose steps do not depend on the data."
-        )
+    _require_same_steps(two, three)
+    _require_same_steps(two, flipped)
 
     stream = find_stream(two)
     graph = Graph(two, stream.active)
@@ -406,6 +399,18 @@ def dissect(record: Callable[[Tensor], Tape], rows: Tensor, detail: Detail) -> A
         probe=two,
     )
     return _with_layouts(anatomy, three, flipped)
+
+
+def _require_same_steps(tape: Tape, other: Tape) -> None:
+    """An error where two batches were computed along two ways, which names where they part."""
+    layer = tape.layer_of_other_steps(other)
+    if layer is not None:
+        place = f"in {layer!r}" if layer else "outside its layers"
+        raise NoPartsError(
+            f"the forward pass takes other steps for other rows, first {place}, so that no part "
+            "can be followed through all of them; pass a model whose steps do not depend on the "
+            "data."
+        )
 
 
 def _ways_between_joins(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -172,14 +173,21 @@ class Tape:
 
     def same_steps(self, other: Tape) -> bool:
         """Whether another batch was computed in the same way."""
-        if len(self.steps) != len(other.steps):
-            return False
-        return all(
-            mine.operation is theirs.operation
-            and mine.inputs == theirs.inputs
-            and mine.outputs == theirs.outputs
-            for mine, theirs in zip(self.steps, other.steps, strict=True)
-        )
+        return self.layer_of_other_steps(other) is None
+
+    def layer_of_other_steps(self, other: Tape) -> str | None:
+        """The layer in which another batch first took another step; None where none did."""
+        for mine, theirs in zip_longest(self.steps, other.steps):
+            if mine is None or theirs is None:
+                return str((mine or theirs).module)
+            is_same = (
+                mine.operation is theirs.operation
+                and mine.inputs == theirs.inputs
+                and mine.outputs == theirs.outputs
+            )
+            if not is_same:
+                return str(mine.module)
+        return None
 
 
 class EveryStepSeen(TorchFunctionMode):
