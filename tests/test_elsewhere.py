@@ -130,6 +130,22 @@ def test_type_errors_from_within_go_through_as_they_are() -> None:
         add()  # type: ignore[call-arg]
 
 
+def test_a_model_that_is_forgotten_is_asked_for() -> None:
+    with pytest.raises(TypeError, match=r"Functions\.load\(path\)"):
+        nobsp.NObSP.load("explainer.nobsp")  # type: ignore[call-arg]
+
+
+def test_functions_answer_to_names_of_others(explainer: nobsp.NObSP) -> None:
+    functions = explainer.compile()
+    for name, advice in elsewhere.FUNCTIONS.items():
+        assert not hasattr(functions, name)
+        with pytest.raises(AttributeError) as failure:
+            getattr(functions, name)
+        assert advice in str(failure.value)
+    with pytest.raises(AttributeError, match="'importance'"):
+        functions.importanse  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_signatures_are_shown_as_they_are_written() -> None:
     assert next(iter(inspect.signature(nobsp.NObSP).parameters)) == "model"
     assert "groups" in inspect.signature(nobsp.NObSP.fit).parameters

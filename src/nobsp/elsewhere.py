@@ -61,8 +61,25 @@ EXPLAINER = {
     "to_javascript": "explainer.compile().to_javascript()",
     "to_excel": "explainer.compile().to_excel(path)",
     "edit": "explainer.compile().edit(feature, rule, X)",
+    "export": "explainer.compile(), which has to_sql, to_onnx, to_excel and to_javascript",
+    "to_json": "explainer.compile().to_javascript(), or save(path)",
     "report": "nobsp.report(explainer(X), path)",
     "to_html": "nobsp.report(explainer(X), path)",
+}
+
+# Of functions without their model.
+FUNCTIONS = {
+    "export": "to_sql(table), to_onnx(path), to_excel(path) or to_javascript()",
+    "to_json": "to_javascript(), or save(path)",
+    "to_python": "save(path) and nobsp.Functions.load(path), which need numpy alone",
+    "to_csv": "curves(), a table of every function",
+    "to_frame": "curves(), a table of every function",
+    "to_js": "to_javascript()",
+    "plot": "explainer.plot.curves(), before compile(), or curves(), a table of every function",
+    "transform": "explain(X).values",
+    "shap_values": "explain(X).values",
+    "intercept_": "base_values",
+    "coef_": "curves(), a table of every function",
 }
 
 # Of explanations.
@@ -193,6 +210,13 @@ FIT_ARGUMENTS = {
     "verbose": "progress=True",
 }
 
+# Arguments of `NObSP.load` that are forgotten.
+LOAD_ARGUMENTS = {
+    "model": "files hold the functions, not the model, so pass the one that was explained, "
+    "NObSP.load(path, model); without it, explainer.compile().save(path) and "
+    "nobsp.Functions.load(path)"
+}
+
 # Arguments of a calibrated `NObSP`.
 CALL_ARGUMENTS = {
     "nsamples": "leave it out: a row costs one forward pass",
@@ -278,7 +302,11 @@ def _named(advice: str) -> str:
 
 
 def refusing_arguments(
-    elsewhere: Mapping[str, str], *, owner: str, surplus: str = ""
+    elsewhere: Mapping[str, str],
+    *,
+    owner: str,
+    surplus: str = "",
+    missing: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """A decorator: arguments that a function lacks are refused with what to pass in their place.
 
@@ -288,13 +316,15 @@ def refusing_arguments(
         elsewhere: What does the work of arguments that people know from other packages.
         owner: What the function is called in errors.
         surplus: What to do with arguments that come without a name and are too many.
+        missing: Arguments that people forget, and what to pass.
     """
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         parameters = inspect.signature(function).parameters
         kinds = [parameter.kind for parameter in parameters.values()]
         most = sum(kind is not inspect.Parameter.KEYWORD_ONLY for kind in kinds)
-        known = [name for name in parameters if name != "self"]
+        positions = {name: position for position, name in enumerate(parameters)}
+        known = [name for name in parameters if name not in ("self", "cls")]
 
         @wraps(function)
         def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -303,6 +333,9 @@ def refusing_arguments(
                     raise TypeError(_unknown_argument(owner, name, known, elsewhere))
             if surplus and len(args) > most:
                 raise TypeError(f"{owner} takes {known[0]} alone without a name; {surplus}.")
+            for name, advice in (missing or {}).items():
+                if name not in kwargs and len(args) <= positions[name]:
+                    raise TypeError(f"{owner} needs {name!r}: {advice}.")
             return function(*args, **kwargs)
 
         return checked

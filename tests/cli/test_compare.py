@@ -185,3 +185,13 @@ def test_the_number_of_shapes_that_hold_looks_like_what_it_is(
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     held = len(features) if not standing else 0
     assert f"<strong{standing}>{held} of {len(features)}</strong>" in page
+
+
+def test_rounding_between_models_that_predict_the_same_is_not_listed(nobsp, tmp_path):
+    ended = nobsp(
+        "compare", "--model", "house.pt2", "--data", "houses.csv", "--target", "price", "--against-model", "house.pt2",
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert "predict the same" in ended.out
+    assert "e−" not in ended.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,3 +46,10 @@ def test_negative_numbers_and_values_are_no_options() -> None:
 def test_what_is_missing_is_still_told(nobsp: Run) -> None:
     assert "--images is needed" in nobsp("cam", "--model", "m.pt2", "--out", "o").err
     assert "--images lacks its value" in nobsp("cam", "--images").err
+
+
+def test_a_single_image_is_told_to_be_a_file(nobsp: Run, gallery: Path, tmp_path: Path) -> None:
+    image = gallery / "images" / "across" / "0.png"
+    done = nobsp("cam", "--model", gallery / "net.pt2", "--images", image, "--out", tmp_path / "o")
+    assert done.code == 2
+    assert "is a file; name the folder" in done.err

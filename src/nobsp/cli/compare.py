@@ -285,6 +285,8 @@ def _describe(summary: Mapping[str, Any]) -> Sequence[str]:
     digits = ".4g" if by_change else "+.4g"
     known = [part for part in summary["parts"] if part[key] is not None]
     known.sort(key=lambda part: -abs(part[key]))
+    if by_change and not any(share is not None for share in summary["explained"] or ()):
+        known = []  # the models predict the same, and what differs is rounding
     # A base has no spread but that of rounding.
     known = [part for part in known if abs(part[key]) > _ROUNDING * abs(known[0][key])]
 

@@ -118,6 +118,8 @@ def require_path(path: Path, option: str, *, folder: bool = False) -> None:
     """Raises a UsageError, with the names that are close, where there is no such file or folder."""
     if path.is_dir() if folder else path.exists():
         return
+    if path.exists():
+        raise UsageError(f"{option} {path} is a file; name the folder it is in.")
     hint = suggest(
         path.name,
         [sibling.name for sibling in path.parent.iterdir()] if path.parent.is_dir() else [],

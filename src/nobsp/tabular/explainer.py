@@ -37,6 +37,7 @@ from nobsp.elsewhere import (
     EXPLAINER,
     EXPLAINER_ARGUMENTS,
     FIT_ARGUMENTS,
+    LOAD_ARGUMENTS,
     refusing_arguments,
     refusing_options,
 )
@@ -867,6 +868,7 @@ class NObSP(Explainer):
         files.save(path, fitted, self._options(), rows=mergeable)
 
     @classmethod
+    @refusing_arguments({}, owner="NObSP.load", missing=LOAD_ARGUMENTS)
     def load(cls, path: str | os.PathLike[str], model: ModelLike) -> Self:
         """Reads an explainer that `save` wrote.
 

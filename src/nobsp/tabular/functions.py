@@ -30,6 +30,7 @@ from nobsp.arguments import (
 )
 from nobsp.base import Finding
 from nobsp.deprecation import USUAL_CONFIDENCE, argument_of
+from nobsp.elsewhere import FUNCTIONS, describe_unknown
 from nobsp.frames import as_table
 from nobsp.tabular.consistency import require_readable
 from nobsp.tabular.curves import (
@@ -191,9 +192,12 @@ class Functions:
             """Makes the tables when they are first read, if `make_functions` left them out."""
             make_tables = self.__dict__.get("_make_tables") if name == "tables" else None
             if make_tables is None:
-                # A name that does not exist, or a property that failed with an AttributeError of
-                # its own.
-                return object.__getattribute__(self, name)
+                if name.startswith("_") or hasattr(type(self), name):
+                    # A property failed with an AttributeError of its own.
+                    return object.__getattribute__(self, name)
+                raise AttributeError(
+                    describe_unknown("Functions", name, known=dir(type(self)), elsewhere=FUNCTIONS)
+                )
 
             tables = make_tables()
             object.__setattr__(self, "tables", tables)
