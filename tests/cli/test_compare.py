@@ -195,3 +195,6 @@ def test_rounding_between_models_that_predict_the_same_is_not_listed(nobsp, tmp_
     assert ended.code == 0, ended.err
     assert "predict the same" in ended.out
     assert "e−" not in ended.out
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert 'id="parts"' not in page
+    assert 'id="method"' in page

@@ -53,3 +53,9 @@ def test_a_single_image_is_told_to_be_a_file(nobsp: Run, gallery: Path, tmp_path
     done = nobsp("cam", "--model", gallery / "net.pt2", "--images", image, "--out", tmp_path / "o")
     assert done.code == 2
     assert "is a file; name the folder" in done.err
+
+
+def test_the_name_of_an_architecture_is_sent_to_a_function(nobsp: Run, gallery: Path) -> None:
+    done = nobsp("cam", "--model", "resnet18", "--images", gallery / "images", "--out", "o")
+    assert done.code == 2
+    assert "file.py:function" in done.err

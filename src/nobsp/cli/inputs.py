@@ -86,6 +86,11 @@ def load_model(options: ModelOptions) -> Loaded:
         return _from_factory(
             model_name, match["module"], match["name"], weights, trust_pickle=trust_pickle
         )
+    if not path.exists() and not path.suffix and len(path.parts) == 1:
+        raise UsageError(
+            f"--model {model_name}: there is no such file; of a library's model name a function "
+            "that returns it, file.py:function."
+        )
     require_path(path, "--model")
     raise UsageError(f"--model {model_name} is a folder; name a file, or package.module:factory.")
 

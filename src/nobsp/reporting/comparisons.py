@@ -77,8 +77,10 @@ def comparison_sheet(comparison: ComparisonLike, *, title: str | None, about: st
     """Everything that a page shows of a comparison."""
     outputs = range(min(len(comparison.output_names), MOST_OUTPUTS))
     sections = []
-    for output in outputs:
-        sections += _sections_of(comparison, output)
+    # Of models that predict the same, all that differs is rounding.
+    if comparison.kind != "functions" or not np.isnan(comparison.explained).all():
+        for output in outputs:
+            sections += _sections_of(comparison, output)
     sections.append(_method(comparison))
     return Sheet(
         title=title or f"{comparison.names[0]} and {comparison.names[1]}: what differs",
