@@ -241,6 +241,11 @@ def _coded_labels(hits: HitsLike, shown: Positions, names: Sequence[str]) -> Pag
     return {"names": every_name, **coded}
 
 
+def _in_four_digits(numbers: Sequence[float]) -> list[str]:
+    """Numbers as texts."""
+    return [with_minus(number, ".4g") for number in numbers]
+
+
 def influence_for_page(
     influence: InfluenceLike, shown: Positions, *, rows: int, names: Sequence[str]
 ) -> PageData | None:
@@ -268,7 +273,7 @@ def influence_for_page(
     labels = of_speakers(influence.labels).ravel().tolist()
     asked_for = np.asarray(influence.target)[shown]
     if asked_for.dtype.kind == "f":  # values of a regression
-        texts = [with_minus(label, ".4g") for label in labels]
+        texts = _in_four_digits(labels)
         targets = None
     else:
         texts = [label_text(label, names) for label in labels]

@@ -115,16 +115,13 @@ def report(
     require_mapping("truth", truth, wanted="functions by feature")
     if is_dissected(subject):
         return _write(parts_page(subject, title=title, about=about), target)
-    if class_names is not None:
-        class_names = names_of("class_names", class_names)
+    class_names = _class_names_of(class_names)
     if _are_confusions(subject):
         images = _or_default(images, subject.images)
         labels = _or_default(labels, subject.labels)
         subject = subject.maps
 
     kind = _kind_of(subject)
-    if words is not None and kind != "images":
-        raise ValueError("words are those of texts, and subject has no maps of texts.")
     if kind == "comparison":
         return _report_comparison(subject, target, title=title, about=about)
     n_rows = _count_rows(subject, kind)
@@ -168,6 +165,8 @@ def _sections(
 
     None for each that it lacks.
     """
+    if words is not None and kind != "images":
+        raise ValueError("words are those of texts, and subject has no maps of texts.")
     table: PageData | None = None
     pictures: PageData | None = None
     if kind == "table":
@@ -264,6 +263,11 @@ def _pictures_section(
         explainer=shared.explainer,
         influence=shared.influence,
     )
+
+
+def _class_names_of(names: Sequence[str] | None) -> Sequence[str] | None:
+    """Names of classes as texts; None where there are none."""
+    return None if names is None else names_of("class_names", names)
 
 
 def _names_of_rows(names: Sequence[str] | None, rows: int) -> tuple[str, ...] | None:

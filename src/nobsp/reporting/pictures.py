@@ -95,7 +95,7 @@ def pictures_data(
         "images": urls,
         "coarse": _are_coarse(images if images is not None else gallery),
         "maps": None if maps is None else _maps_for_page(maps, shown),
-        "words": None if words is None else _words_of(words, maps, shown),
+        "words": _words_of(words, maps, shown),
         "hits": None if hits is None else hits_for_page(hits, shown, rows=total, names=classes),
         "influence": influence_for_page(influence, shown, rows=total, names=classes),
         "gallery": _gallery(gallery, (hits, influence), shown),
@@ -114,9 +114,11 @@ def _noun_of(maps: MapsLike | None, words: object, *, has_images: bool) -> str:
 
 
 def _words_of(
-    words: Sequence[Sequence[str]], maps: MapsLike | None, shown: Positions
-) -> list[list[str]]:
-    """The tokens of the texts that are shown."""
+    words: Sequence[Sequence[str]] | None, maps: MapsLike | None, shown: Positions
+) -> list[list[str]] | None:
+    """The tokens of the texts that are shown; None where none were passed."""
+    if words is None:
+        return None
     if maps is None or len(maps.locations) != 1:
         raise ValueError("words are those of texts, and subject has no maps of texts.")
     if isinstance(words, str) or len(words) != len(maps):
