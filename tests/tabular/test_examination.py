@@ -475,6 +475,30 @@ def test_a_value_that_goes_along_with_a_level_is_named() -> None:
     assert "determined" in codes(explainer)
 
 
+def test_a_product_or_quotient_of_two_numbers_is_named() -> None:
+    """For example the share of a loan in the value of a house."""
+    generator = np.random.default_rng(0)
+    loan, value, other = np.exp(0.5 * generator.normal(size=(3, 800)))
+    for third, is_named in ((loan / value, True), (loan * value, True), (other, False)):
+        rows = np.stack([loan, value, third], 1)
+        explainer = NObSP(network(3), interactions=0).fit(rows)
+        assert ("determined" in codes(explainer)) == is_named
+
+
+def test_only_what_is_needed_is_named_as_determining_a_feature() -> None:
+    generator = np.random.default_rng(0)
+    size, first, second, third = np.exp(0.5 * generator.normal(size=(4, 800)))
+    amounts = [first * size, second * size, third * size]
+    rows = np.stack([size, *amounts, *(amount / size for amount in amounts)], 1)
+    messages = [
+        finding.message
+        for finding in NObSP(network(7), interactions=0).fit(rows).health().findings
+        if finding.code == "determined"
+    ]
+    assert len(messages) >= 3
+    assert all(len(re.findall(r"x\d", message)) == 2 for message in messages)
+
+
 def test_what_is_zero_for_many_rows_determines_nothing() -> None:
     """An amount that is zero for half of the rows says nothing of the other column there."""
     generator = np.random.default_rng(0)

@@ -445,7 +445,8 @@ def _dependence_findings(setting: Setting, rows: Sample) -> list[Finding]:
     named = {frozenset((feature, partner)) for feature, partner, _ in partners}
     linear = find_determined(setting.domains, rows)
     curved = find_functions_of_one(_varying_codes(setting, rows), rows.groups)
-    for determined in (*linear, *curved):
+    products = find_products(setting.domains, rows)
+    for determined in (*linear, *curved, *products):
         members = frozenset((determined.feature, *determined.by))
         if members not in named:
             named.add(members)
@@ -462,8 +463,9 @@ def _determined_finding(determined: Determined, names: Sequence[str]) -> Finding
             f"{determined.share:.3f}), so the data cannot show which of them has the effect there."
         )
         return Finding("note", "determined", subject, message)
+    how = " as a product or quotient" if determined.is_curved and len(determined.by) > 1 else ""
     message = (
-        f"It follows from {others} (R² {determined.share:.3f}): the data cannot show which of them "
+        f"It follows from {others}{how} (R² {determined.share:.3f}): the data cannot show which of them "
         "has the effect. Group them as one feature, or leave one out."
     )
     # A curve may fit by chance, as that of a counter beside a random walk does.
@@ -1040,7 +1042,8 @@ class Determined:
     by: tuple[int, ...]
     share: float  # R² on those
     level: str  # the level or value that is determined; empty where all of the feature is
-    is_curved: bool = False  # whether it is any function of one feature, not a weighted sum
+    # whether it is any function of one feature, or a product or quotient; not a weighted sum
+    is_curved: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -1051,8 +1054,21 @@ class _Column:
 
 
 def find_determined(domains: Sequence[Domain], sample: Sample) -> list[Determined]:
-    """Features that others determine, each set of features once."""
-    columns = _columns_of(domains, sample)
+    """Features that others determine as a sum, each set of features once."""
+    return _determined_among(_columns_of(domains, sample), sample)
+
+
+def find_products(domains: Sequence[Domain], sample: Sample) -> list[Determined]:
+    """Numbers that are a product or quotient of others: their logarithms are a sum.
+
+    Products of one other alone are functions of it, and are found as such.
+    """
+    products = _determined_among(_logarithms_of(domains, sample), sample)
+    return [replace(product, is_curved=True) for product in products if len(product.by) > 1]
+
+
+def _determined_among(columns: Sequence[_Column], sample: Sample) -> list[Determined]:
+    """Features whose columns are a sum of others' columns."""
     if not 2 <= len(columns) <= min(_MOST_COLUMNS, len(sample) // _ROWS_EACH):
         return []
 
@@ -1071,6 +1087,7 @@ def find_determined(domains: Sequence[Domain], sample: Sample) -> list[Determine
         by, share = _smallest_set(correlation, position, owners)
         if share < DETERMINED:
             by, share = _heaviest_set(correlation, position, owners)
+        by, share = _without_superfluous(correlation, position, owners, by, share)
         members = frozenset((column.feature, *by))
         if share >= DETERMINED and members not in named:
             named.add(members)
@@ -1217,6 +1234,26 @@ def _columns_of(domains: Sequence[Domain], sample: Sample) -> list[_Column]:
     return columns
 
 
+def _logarithms_of(domains: Sequence[Domain], sample: Sample) -> list[_Column]:
+    """Logarithms of numbers that are all above zero, as standardised columns."""
+    chunk = sample.chunk()
+    columns: list[_Column] = []
+    for feature, domain in enumerate(domains):
+        if domain.span is None:
+            continue
+        values = chunk.numbers(domain.feature.columns[0]).astype(np.float64)
+        known = np.isfinite(values)
+        if not known.any() or values[known].min() <= 0:
+            continue
+        logarithms = np.log(np.where(known, values, 1.0))
+        logarithms[~known] = logarithms[known].mean()
+        spread = logarithms.std()
+        if spread > 0:
+            standardised = (logarithms - logarithms.mean()) / spread
+            columns.append(_Column(feature, "", standardised))
+    return columns
+
+
 def _share(correlation: FloatArray, target: int, others: NDArray[np.intp]) -> float:
     """R² of a column on others."""
     if not len(others):
@@ -1246,6 +1283,22 @@ def _smallest_set(
         share = shares[best]
         chosen.append(candidates.pop(best))
     return tuple(chosen), share
+
+
+def _without_superfluous(
+    correlation: FloatArray,
+    target: int,
+    owners: NDArray[np.intp],
+    by: tuple[int, ...],
+    share: float,
+) -> tuple[tuple[int, ...], float]:
+    """The features without those that are not needed, the last ones first; and R²."""
+    for feature in reversed(by):
+        rest = tuple(other for other in by if other != feature)
+        share_of_rest = _share(correlation, target, np.flatnonzero(np.isin(owners, rest)))
+        if share_of_rest >= DETERMINED:
+            by, share = rest, share_of_rest
+    return by, share
 
 
 def _heaviest_set(
