@@ -144,6 +144,7 @@ def fit_both(model: nn.Module, data: Data) -> nn.Module:
 
 def networks(data: Data) -> Iterator[Case]:
     x, y, inputs = torch.tensor(data.X), torch.tensor(data.y)[:, None], data.X.shape[1]
+    torch.manual_seed(SEED)
     made: dict[str, nn.Module] = {
         "torch: 128-64 ReLU": feed_forward(inputs, REGRESSION_HIDDEN, 1, seed=SEED),
         "torch: mean of three, scaled": Scaled(inputs),

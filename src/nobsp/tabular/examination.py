@@ -465,8 +465,8 @@ def _determined_finding(determined: Determined, names: Sequence[str]) -> Finding
         return Finding("note", "determined", subject, message)
     how = " as a product or quotient" if determined.is_curved and len(determined.by) > 1 else ""
     message = (
-        f"It follows from {others}{how} (R² {determined.share:.3f}): the data cannot show which of them "
-        "has the effect. Group them as one feature, or leave one out."
+        f"It follows from {others}{how} (R² {determined.share:.3f}): the data cannot show which of "
+        "them has the effect. Group them as one feature, or leave one out."
     )
     # A curve may fit by chance, as that of a counter beside a random walk does.
     return Finding("note" if determined.is_curved else "warning", "determined", subject, message)
