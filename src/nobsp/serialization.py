@@ -34,6 +34,8 @@ _MOST_COLUMNS = 1 << 20
 _MOST_ALIKE = 64
 # Letters of what was found in its place, in messages.
 _EXCERPT = 60
+# Fields that earlier files do not have; they then have their default.
+_LATER_FIELDS = {"Seen": frozenset({"has_missing"})}
 # Classes that had another name when files were written.
 _FORMER_NAMES = {"CompiledExplainer": "Functions"}
 # What a description that does not fit together ends in; too deep a nesting is a RuntimeError.
@@ -232,7 +234,8 @@ class _Reader:
         if name not in self.classes:
             raise ValueError(f"it holds a {name!r}, which does not belong there")
         kind = self.classes[name]
-        if different := fields.keys() ^ {field.name for field in _fields(kind)}:
+        different = fields.keys() ^ {field.name for field in _fields(kind)}
+        if different := different - (_LATER_FIELDS.get(name, frozenset()) - fields.keys()):
             raise ValueError(
                 f"{name!r} has other fields than it should ({', '.join(sorted(different))})"
             )

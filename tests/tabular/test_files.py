@@ -23,6 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from nobsp import Functions, NObSP, serialization
 from nobsp.tabular import files
 from nobsp.tabular.functions import KIND, VERSION
+from nobsp.tabular.seen import Seen
 from tests.changed_files import swapped_tensors, write_with
 from tests.processes import run_python
 from tests.tabular.nets import net, table
@@ -261,3 +262,12 @@ def test_a_file_of_functions_says_what_reads_it(tmp_path: Path) -> None:
         Functions.load(tmp_path / "explainer.nobsp")
     with pytest.raises(ValueError, match=r"nobsp\.Functions\.load"):
         NObSP.load(tmp_path / "functions.nobsp", model)
+
+
+def test_what_was_seen_of_columns_loads_from_files_without_later_fields() -> None:
+    column = Seen(numeric=True, levels=None, typical=1.0, span=(0.0, 1.0), quantiles=np.zeros(2))
+    tensors: dict[str, Any] = {}
+    written = serialization.pack(column, tensors)
+    earlier = json.loads(json.dumps(written).replace(', "has_missing": false', ""))
+    assert earlier != written
+    assert not serialization.unpack(earlier, tensors, [Seen]).has_missing
