@@ -40,8 +40,8 @@ def found(network, rows):
     return choosing.candidates(network, *rows, rows[0].mean(axis=0))
 
 
-def test_all_candidates_but_total_effects_are_there_with_an_ignored_feature_at_the_end(found, rows):
-    assert {*found, choosing.TOTAL} == set(choosing.CANDIDATES)
+def test_all_candidates_of_one_split_are_there_with_an_ignored_feature_at_the_end(found, rows):
+    assert {*found, choosing.TOTAL, choosing.DEFAULT} == set(choosing.CANDIDATES)
     assert all(values.shape == (len(rows[1]), 5, 3) for values in found.values())
 
 
@@ -97,6 +97,17 @@ def test_own_plus_residual_gives_an_ignored_feature_what_the_ridge_shrinks(found
     assert given[:, 4].std() > 0.1 * (judged @ head).std()
 
 
+def test_the_default_gives_the_sums_of_all_its_terms(network, rows):
+    calibration, judged = rows
+    means = calibration.mean(axis=0)
+    here = problems.Problem(load("iris", seed=0), 0, network, judged)
+    given = choosing.of_package(here, calibration, means)
+    expected = NObSP(network).fit(calibration)(judged).total()
+    held = NObSP(network).fit(calibration)(means[None]).total()
+    np.testing.assert_allclose(given[choosing.DEFAULT], expected - held, rtol=0, atol=CONTRIBUTIONS)
+    assert given[choosing.TOTAL].shape == expected.shape
+
+
 def test_only_training_rows_judge_and_none_of_those_that_calibrate(network, monkeypatch):
     wine = load("wine", seed=0)
     untrained = problems.Problem(wine, 0, network, wine.X_test)
@@ -114,11 +125,12 @@ def test_the_report_says_what_was_found_and_names_what_was_not_run(tmp_path, mon
     monkeypatch.setattr(kept, "FOLDER", tmp_path)
     scores = {"faithfulness": 0.9, "agreement": 0.5}
     fitted = {**scores, "ignored": 0.1, "without": 0.4}
-    made = {name: fitted for name in choosing.CANDIDATES if name != choosing.TOTAL}
+    own = {choosing.TOTAL: {**scores, "agreement": 0.6}, choosing.DEFAULT: scores}
+    made = {name: fitted for name in choosing.CANDIDATES if name not in own}
     made |= dict.fromkeys(choosing.OTHERS, scores)
 
     def scored(table, seed, *, measured):
-        return {choosing.TOTAL: {**scores, "agreement": 0.6}} if measured else made
+        return own if measured else made
 
     monkeypatch.setattr(choosing, "scored", scored)
     whole = argparse.Namespace(quick=False, known=False, tables=("iris",), seeds=(0,))
