@@ -12,6 +12,7 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 
 import nobsp
 from nobsp.network.adapted import encoder_of
+from nobsp.network.refusals import wrapped_refusal
 
 
 def rows(count: int) -> pd.DataFrame:
@@ -84,3 +85,29 @@ def test_columns_of_arrays_are_numbered() -> None:
     X[60, 1] = "old"
     with pytest.raises(ValueError, match="row 60: column 1 is 'old'"):
         nobsp.NObSP(model).fit(X)
+
+
+def test_numbers_are_written_plainly() -> None:
+    X = np.random.default_rng(0).normal(size=(100, 2))
+    model = make_pipeline(StandardScaler(), Ridge()).fit(X, X[:, 0])
+    X[40, 1] = np.inf
+    with pytest.raises(ValueError, match=r"row 40: column 1 is inf \("):
+        nobsp.NObSP(model).fit(X)
+
+
+def test_columns_whose_names_are_numbers_are_named() -> None:
+    X = rows(200).set_axis([0, 1], axis=1)
+    encode = make_column_transformer((OneHotEncoder(sparse_output=False), [1]), remainder="drop")
+    model = make_pipeline(encode, Ridge()).fit(X, X[0])
+    X.loc[30, 1] = "paris"
+    with pytest.raises(ValueError, match="row 30: column 1 is 'paris'"):
+        nobsp.NObSP(model).fit(X)
+
+
+def test_errors_met_in_the_search_do_not_hide_the_one_that_is_told() -> None:
+    def few(X: np.ndarray) -> np.ndarray:
+        raise RuntimeError("few rows")
+
+    told = wrapped_refusal(ValueError("fifty"), few, np.zeros((50, 2)), argument="X", first_row=0)
+    assert isinstance(told, ValueError)
+    assert "preprocessing: fifty" in str(told)

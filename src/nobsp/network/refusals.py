@@ -75,7 +75,7 @@ def _find_blamed(encode: Callable[[Any], Any], rows: Any) -> _Blamed | None:
     def passes(table: Any) -> bool:
         try:
             encode(table.to_native() if is_frame else table)
-        except REFUSALS:
+        except Exception:  # noqa: BLE001 - fewer rows may fail in other ways than all of them did
             return False
         return True
 
@@ -113,12 +113,13 @@ def _find_column(passes: Callable[[Any], bool], refused: Any, example: Any, row:
     )
     for position, name in enumerate(names[:_MOST_TRIED]):
         if isinstance(refused, nw.DataFrame):
-            mended = refused.with_columns(example[:, position].alias(str(name)))
+            # It has the column's own name, which need not be a text.
+            mended = refused.with_columns(example[:, position])
             value = refused[:, position].to_list()[0]
         else:
             mended = refused.copy()
             mended[:, position] = example[:, position]
-            value = refused[0, position]
+            value = refused[:, position].tolist()[0]
         if passes(mended):
             return _Blamed(row, name, value)
     return _Blamed(row)
