@@ -20,6 +20,7 @@ Run = Callable[..., Any]
         ("cam --model m.pt2 --data pics --out o", ("--data;", "--images")),
         ("cam --model m.pt2 --images pics --target 3 --out o", ("--target;", "--class")),
         ("cam --model m.pt2 --images=pics --target-layer=x --out o", ("--target-layer", "--layer")),
+        ("cam --model m.pt2 --images pics --image-size 9 --out o", ("--image-size;", "use --size")),
         ("explain --model m.pt2 --images pics --out o", ("--images;", "nobsp cam")),
         ("explain --model m.pt2 --dat a.csv --out o", ("--dat;", "did you mean --data")),
         ("explain --model m.pt2 --csv a.csv -o o", ("--csv;", "--data")),
@@ -41,11 +42,17 @@ def test_an_option_of_another_name_is_told_before_what_is_missing(
 def test_negative_numbers_and_values_are_no_options() -> None:
     assert unknown_option(["--mean", "-0.5", "-.5", "a", "-", "--"], ["--mean"]) is None
     assert unknown_option(["--mean=3", "-x"], ["--mean"]) == "-x"
+    assert unknown_option(["--mean", "--", "-x"], ["--mean"]) is None
 
 
 def test_what_is_missing_is_still_told(nobsp: Run) -> None:
     assert "--images is needed" in nobsp("cam", "--model", "m.pt2", "--out", "o").err
     assert "--images lacks its value" in nobsp("cam", "--images").err
+
+
+def test_options_with_underscores_are_known(nobsp: Run) -> None:
+    assert "--model is needed" in nobsp("explain", "--batch_size", "3").err
+    assert "did you mean --batch-size" in nobsp("explain", "--batch_sise", "3").err
 
 
 def test_a_single_image_is_told_to_be_a_file(nobsp: Run, gallery: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ _CALLED = {
     "--target": ("--class",),
     "--class": ("--target",),
     "--target-layer": ("--layer",),
+    **dict.fromkeys(("--image-size", "--resize"), ("--size",)),
     **dict.fromkeys(("--versus", "--other", "--reference-data", "--with"), ("--against",)),
     **dict.fromkeys(("--background-data", "--train", "--calibration"), ("--calibrate",)),
     "--class-names": ("--output-names",),
@@ -42,12 +43,18 @@ _ALIKE = 0.75
 
 
 def unknown_option(words: Sequence[str], known: Iterable[str]) -> str | None:
-    """The first of the words that looks like an option and is none of those that are known."""
+    """The first of the words that looks like an option and is none of those that are known.
+
+    Options are known by underscores as well, as in `--batch_size`; behind `--` there are none.
+    """
     options = set(known)
     for word in words:
+        if word == "--":
+            break
         name = word.partition("=")[0]
         is_number = name[1:2].isdigit() or name[1:2] == "."
-        if name.startswith("-") and name.strip("-") and not is_number and name not in options:
+        is_known = name.replace("_", "-") in options
+        if name.startswith("-") and name.strip("-") and not is_number and not is_known:
             return name
     return None
 
