@@ -264,11 +264,10 @@ def test_lists_of_tokens_are_read_as_tensors_are() -> None:
     np.testing.assert_allclose(again(ids[:3]).account, expected, atol=1e-9)
     both = texts(12)
     cam = NObSPCam(model).fit({name: values.tolist() for name, values in both.items()})
-    np.testing.assert_allclose(
-        cam({name: values[:3].tolist() for name, values in both.items()}).account,
-        NObSPCam(model).fit(both)({name: values[:3] for name, values in both.items()}).account,
-        atol=1e-9,
-    )
+    expected = NObSPCam(model).fit(both)({name: v[:3] for name, v in both.items()}).account
+    for lists in (Tensor.tolist, list):
+        listed = {name: lists(values[:3]) for name, values in both.items()}
+        np.testing.assert_allclose(cam(listed).account, expected, atol=1e-9)
 
 
 def test_lists_of_tokens_that_have_no_shape_are_refused_in_words() -> None:
@@ -277,6 +276,9 @@ def test_lists_of_tokens_that_have_no_shape_are_refused_in_words() -> None:
         cam([[1, 2, 3], [4, 5]])
     with pytest.raises(TypeError, match=r"\[tokens\]"):
         cam([1, 2, 3])
+    for wrong in ("film", None):
+        with pytest.raises(TypeError, match="not everything is a number"):
+            cam([[1, 2], [3, wrong]])
 
 
 def test_nested_lists_of_an_image_are_images() -> None:

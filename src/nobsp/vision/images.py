@@ -214,8 +214,6 @@ def _as_people_have_them(
     # A list of batches has one more axis: of images, each has three.
     if isinstance(images, list) and are_arrays and all(image.ndim == 3 for image in images):
         return stack_images(images, argument)
-    if are_arrays and all(image.ndim == 1 for image in images):
-        return _unlisted([image.tolist() for image in images], argument)
     return images
 
 
@@ -226,9 +224,20 @@ def _is_of_numbers(values: object) -> bool:
     return isinstance(values, int | float | np.integer | np.floating)
 
 
+def _is_of_lines(values: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether these are arrays or tensors of one axis, such as the tokens of each text."""
+    return bool(values) and all(
+        isinstance(line, Tensor | np.ndarray) and line.ndim == 1 for line in values
+    )
+
+
 def _unlisted(values: Any, argument: str) -> Any:
     """Nested lists of numbers as a tensor, whole ones as tokens; anything else as it is."""
-    if not isinstance(values, list | tuple) or not _is_of_numbers(values):
+    if not isinstance(values, list | tuple):
+        return values
+    if _is_of_lines(values):
+        values = [line.tolist() for line in values]
+    if not _is_of_numbers(values):
         return values
     if not isinstance(values[0], list | tuple):
         raise TypeError(
@@ -242,6 +251,8 @@ def _unlisted(values: Any, argument: str) -> Any:
             f"{argument} has lists of different lengths; texts are brought to one length by "
             "tokenizer(texts, padding=True, return_tensors='pt')."
         ) from failure
+    if array.dtype.kind not in "iufb":
+        raise TypeError(f"{argument} has lists in which not everything is a number.")
     whole = array.dtype.kind in "iu"
     return _tensor_of(array.astype(np.int64 if whole else np.float32), argument)
 
