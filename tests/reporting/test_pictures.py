@@ -216,6 +216,10 @@ def test_words_of_texts_are_tinted_by_what_they_add(show, read_texts, tmp_path):
     strongest = int(np.abs(maps.contrast[0]).argmax())
     hue = "--for-map" if maps.contrast[0, strongest] > 0 else "--against-map"
     assert hue in tints[strongest]
+    # Who cannot see tints is told where they are strongest, and hears the text all the same.
+    said = plate(opened.page, 0).locator("figure").first.get_attribute("aria-label")
+    assert f"strongest at “{read_texts.words[0][strongest]}”" in said
+    assert line.get_attribute("role") is None
     facts = opened.page.locator(".facts").first.inner_text()
     assert "5 texts" in facts
     assert "40 calibration texts" in facts
@@ -232,6 +236,8 @@ def test_sequences_without_words_are_strips(show, read_texts, tmp_path):
     ("words", "message"),
     [
         ([["bad"]], "each of the 5 texts"),
+        (5, "each of the 5 texts"),
+        ((line for line in [["bad"]] * 5), "each of the 5 texts"),
         ([["bad"] * 7] * 5, r"words\[0\] has 7 tokens, but the maps have 6"),
     ],
 )

@@ -153,8 +153,8 @@ function addMaps(card, head, panels, image, plate) {
     const name = maps.outputs[targets[target]], left = maps.residual[plate][target] ?? 0;
     for (const [kind, word, canvas] of canvases) {
       const said = `${name}, ${word}: ${placeInWords(kind, plate, target)}.`;
-      // A text is read as it stands; what its tints say is told beside it.
-      if (pictures.words) canvas.title = said; else canvas.setAttribute("aria-label", said);
+      // A text is read as it stands; what its tints say is told of the figure that it is in.
+      (pictures.words ? canvas.parentElement : canvas).setAttribute("aria-label", said);
     }
     const token = maps.class_token[plate][target] ?? 0, rival = maps.against ? [" against ", bdi(RIVALS[maps.against] ?? maps.against, "name")] : [];
     const logit = shown(maps.logits[plate * maps.outputs.length + targets[target]]);

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
@@ -121,7 +121,7 @@ def _words_of(
         return None
     if maps is None or len(maps.locations) != 1:
         raise ValueError("words are those of texts, and subject has no maps of texts.")
-    if isinstance(words, str) or len(words) != len(maps):
+    if isinstance(words, str) or not isinstance(words, Sized) or len(words) != len(maps):
         raise ValueError(
             f"words must be the tokens of each of the {len(maps)} texts, found {quote(words)}."
         )
