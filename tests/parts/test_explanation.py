@@ -681,7 +681,7 @@ def test_outputs_are_chosen_by_arrays_as_by_lists(kind: Callable[[list[int]], An
 
     assert ex.output_names == ("output 2", "output 0")
     expected = nobsp.explain_parts(model, x, target=[2, 0])
-    np.testing.assert_array_equal(ex.values, expected.values)
+    assert_same_to_rounding(ex.values, expected.values, within=SUMS)
 
 
 def test_probabilities_and_tables_of_outputs_are_told() -> None:
@@ -882,6 +882,31 @@ def test_batches_without_padding_are_followed_as_those_with_it(padded_first: boo
     assert_same_to_rounding(
         ex.lens(not_padded).outputs, expected.lens(not_padded).outputs, within=SUMS, size=size
     )
+
+
+def test_padded_rows_have_to_be_known_before_they_are_ablated() -> None:
+    x = texts()
+    is_padded = (x == 0).any(1)
+    ex = nobsp.explain_parts(drawn(MaskedIfPadded()), x[~is_padded])
+
+    with pytest.raises(ValueError, match="X or background of explain_parts needs such a row"):
+        ex.ablation(x[is_padded])
+
+
+class OtherIfPadded(Padded):
+    """Computes something else, rather than the same by other steps, where nothing is padded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        return outputs * 3 if bool((x != 0).all()) else outputs
+
+
+def test_rows_that_other_steps_tell_otherwise_are_refused() -> None:
+    x = texts()
+    is_padded = (x == 0).any(1)
+
+    with pytest.raises(ValueError, match="depends on the other rows of its batch"):
+        nobsp.explain_parts(drawn(OtherIfPadded()), x[~is_padded], background=x[is_padded])
 
 
 def test_masks_are_beside_what_is_ablated_and_have_no_effect_of_their_own() -> None:

@@ -409,7 +409,8 @@ def _require_same_steps(tape: Tape, other: Tape) -> None:
         raise NoPartsError(
             f"the forward pass takes other steps for other rows, first {place}, so that no part "
             "can be followed through all of them; pass a model whose steps do not depend on the "
-            "data."
+            "data. If it makes masks for padded rows only, X or background of explain_parts needs "
+            "such a row."
         )
 
 

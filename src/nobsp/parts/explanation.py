@@ -33,6 +33,7 @@ from nobsp.parts.anatomy import (
     Anatomy,
     Detail,
     Means,
+    NoPartsError,
     dissect,
     find_usual_rows,
 )
@@ -57,6 +58,8 @@ _SHOWN_PARTS = 10
 _LARGE_RESIDUAL = 0.01
 # A residual of so many roundings of the outputs is rounding.
 _ROUNDINGS = 16
+# Outputs that differ by no more than this share of the largest are the same by other steps.
+_SAME_OUTPUTS = 1e-3
 # Bases of rows that differ by no more than so many roundings of the outputs are the same.
 _ROUNDINGS_OF_BASES = 256
 
@@ -341,10 +344,23 @@ class _Watched:
             # A copy, as a model may write into its input, and it may be needed again.
             tape = self.record(batch.clone() if self.anatomy.probe.asks else batch)
             if tape.asks and not self.anatomy.probe.same_steps(tape):
-                tape = self.record(torch.cat([batch, self.usual_rows]))
-                tape = replace(tape, beside=len(self.usual_rows))
+                tape = self._beside_usual_rows(batch, alone=tape)
             self.anatomy.require_same(tape)
             yield tape
+
+    def _beside_usual_rows(self, batch: Tensor, *, alone: Tape) -> Tape:
+        """The usual steps for a batch that alone takes others; an error if they tell otherwise."""
+        tape = self.record(torch.cat([batch, self.usual_rows]))
+        tape = replace(tape, beside=len(self.usual_rows))
+        expected = alone.values[alone.output]
+        difference = (tape.values[tape.output][: tape.asked] - expected).abs().max()
+        share = max(_SAME_OUTPUTS, _ROUNDINGS * torch.finfo(expected.dtype).eps)
+        if difference > share * expected.abs().max():
+            raise NoPartsError(
+                "the model's output for a row depends on the other rows of its batch: it differs "
+                f"by up to {float(difference):.3g} beside rows for which other steps are taken."
+            )
+        return tape
 
     def outputs(self, rows: Rows) -> Tensor:
         """All outputs, (rows, outputs), in float64."""
