@@ -50,6 +50,13 @@ def test_what_is_missing_is_still_told(nobsp: Run) -> None:
     assert "--images lacks its value" in nobsp("cam", "--images").err
 
 
+@pytest.mark.parametrize("option", ["--class", "--rows"])
+def test_options_that_have_no_like_are_sent_to_none(nobsp: Run, option: str) -> None:
+    # The column of true classes is not the class to explain, nor is a table a number of rows.
+    done = nobsp("explain", "--model", "m.pt2", "--data", "a.csv", "--out", "o", option, "3")
+    assert f"there is no option {option} (see" in done.err
+
+
 def test_options_with_underscores_are_known(nobsp: Run) -> None:
     assert "--model is needed" in nobsp("explain", "--batch_size", "3").err
     assert "did you mean --batch-size" in nobsp("explain", "--batch_sise", "3").err

@@ -10,9 +10,7 @@ _CALLED = {
     **dict.fromkeys(
         ("--image", "--imgs", "--pictures", "--folder", "--dir", "-i"), ("--images", "--data")
     ),
-    **dict.fromkeys(
-        ("--csv", "--table", "--file", "--input", "--rows", "-d"), ("--data", "--images")
-    ),
+    **dict.fromkeys(("--csv", "--table", "--file", "--input", "-d"), ("--data", "--images")),
     "--data": ("--images", "--functions"),
     "--images": ("--data",),
     **dict.fromkeys(("--output", "--output-dir", "--outdir", "-o"), ("--out",)),
@@ -23,7 +21,6 @@ _CALLED = {
     "--label": ("--labels", "--target"),
     "--labels": ("--target",),
     "--target": ("--class",),
-    "--class": ("--target",),
     "--target-layer": ("--layer",),
     **dict.fromkeys(("--image-size", "--resize"), ("--size",)),
     **dict.fromkeys(("--versus", "--other", "--reference-data", "--with"), ("--against",)),
