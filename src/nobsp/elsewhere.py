@@ -289,7 +289,7 @@ class NamesFromElsewhere:
             owner = type(self).__name__
             if name.startswith("_"):
                 raise AttributeError(f"{owner!r} object has no attribute {name!r}")
-            known = dir(type(self))
+            known = dir(self)
             raise AttributeError(
                 describe_unknown(owner, name, known=known, elsewhere=self._elsewhere)
             )

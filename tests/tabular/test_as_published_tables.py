@@ -184,5 +184,5 @@ def test_errors_of_properties_are_their_own() -> None:
     functions = calibrate().functions_
     with pytest.raises(AttributeError, match="no probabilities"):
         _ = functions.predict_proba
-    with pytest.raises(AttributeError, match="has no attribute 'tabels'"):
+    with pytest.raises(AttributeError, match="has no 'tabels'"):
         _ = functions.tabels
