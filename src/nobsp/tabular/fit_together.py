@@ -384,7 +384,7 @@ class _Clusters:
 
     fit: RegressionFit  # with strengths that neighbourhoods chose, where rows are clustered
     explained: Tensor  # R² with neighbourhoods held out; empty where not measured
-    worst: Tensor  # the same for outputs whose rows are clustered, infinite for others
+    worst: Tensor  # the same for outputs of which clusters are told, infinite for others
     finding: Finding | None = None
 
 
@@ -401,12 +401,13 @@ def _judge_clusters(setting: Setting, fit: RegressionFit) -> _Clusters:
         return _Clusters(fit, explained=unmeasured, worst=not_clustered)
 
     clustered = neighbourhoods.clustered
-    if not bool(clustered.any()):
+    is_named = setting.groups is not None
+    told = clustered if is_named else neighbourhoods.told(fit.sample)
+    if not bool(told.any()):
         return _Clusters(fit, explained=neighbourhoods.explained, worst=not_clustered)
 
     explained = neighbourhoods.explained
-    is_named = setting.groups is not None
-    chooses = setting.options.ridge is None and not is_named
+    chooses = setting.options.ridge is None and not is_named and bool(clustered.any())
     if chooses:
         fit = choose_by_neighbourhoods(fit, neighbourhoods)
         at_chosen = share_explained(fit.held_out.chosen(), fit.sample.outputs)
@@ -414,9 +415,14 @@ def _judge_clusters(setting: Setting, fit: RegressionFit) -> _Clusters:
     return _Clusters(
         fit,
         explained=explained,
-        worst=torch.where(clustered, explained, torch.inf),
+        worst=torch.where(told, explained, torch.inf),
         finding=cluster_finding(
-            neighbourhoods, explained, setting.output_names, chosen=chooses, named=is_named
+            neighbourhoods,
+            explained,
+            setting.output_names,
+            told=told,
+            chosen=chooses,
+            named=is_named,
         ),
     )
 

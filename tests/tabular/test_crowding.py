@@ -1,0 +1,82 @@
+"""Rows that crowd together are told from rows that are correlated or have long tails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from nobsp import NObSP
+from nobsp.tabular.crowding import crowding
+from nobsp.tabular.examination import CROWDED
+
+CLUSTERS = 50
+
+
+def rows_around_centres(columns: int, *, noise: float = 0.4, seed: int = 105) -> Any:
+    generator = np.random.default_rng(seed)
+    centres = np.repeat(generator.normal(size=(CLUSTERS, columns)), 20, axis=0)
+    return centres + noise * generator.normal(size=centres.shape)
+
+
+def correlated(generator: np.random.Generator) -> Any:
+    return 3 * generator.normal(size=(800, 1)) + generator.normal(size=(800, 6))
+
+
+def crowding_of(rows: Any) -> float:
+    return crowding(torch.from_numpy(rows))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda generator: generator.normal(size=(800, 6)),
+        correlated,
+        lambda generator: np.exp(correlated(generator)),
+        lambda generator: generator.standard_t(2, size=(800, 6)),
+        lambda generator: generator.uniform(size=(800, 6)),
+        lambda generator: (
+            4 * generator.integers(0, 2, size=(800, 6)) + generator.normal(size=(800, 6))
+        ),
+    ],
+    ids=["normal", "correlated", "skewed", "long tails", "uniform", "two humps"],
+)
+def test_rows_of_any_marginals_do_not_crowd(draw: Any) -> None:
+    assert crowding_of(draw(np.random.default_rng(0))) == pytest.approx(1.0, abs=0.15)
+
+
+@pytest.mark.parametrize("columns", [4, 10])
+def test_rows_around_centres_crowd(columns: int) -> None:
+    assert crowding_of(rows_around_centres(columns)) < CROWDED
+
+
+def test_too_few_rows_or_numbers_tell_nothing() -> None:
+    rows = rows_around_centres(10)
+    assert crowding_of(rows[:90]) == 1.0
+    assert crowding_of(np.rint(rows)) == 1.0  # few values
+    assert crowding_of(np.full((500, 3), np.nan)) == 1.0
+
+
+def tanh_network(columns: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = nn.Sequential(
+            nn.Linear(columns, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 1)
+        )
+    return model.double().eval()
+
+
+def test_crowded_rows_tell_both_shares_at_a_smaller_loss() -> None:
+    crowded = NObSP(tanh_network(10), interactions=0).fit(rows_around_centres(10)).health()
+    normal = np.random.default_rng(0).normal(size=(1000, 10))
+    others = NObSP(tanh_network(10), interactions=0).fit(normal).health()
+
+    told = [finding for finding in crowded.findings if finding.code == "clusters"]
+    assert f"{crowded.explained[0]:.3f}" in told[0].message
+    assert f"{crowded.neighbourhoods[0]:.3f}" in told[0].message
+    assert told[0].severity == "note"
+    assert "ridge was chosen" not in told[0].message
+    assert "clusters" not in [finding.code for finding in others.findings]
