@@ -260,7 +260,8 @@ class Explanation(NamesFromElsewhere):
 
         Each of the numbers is in its range.
 
-        `outside` tells of single values, this of their combination. Categories do not count.
+        `outside` tells of single values, this of their combination. It goes by ranks and
+        correlations, so a hole in the midst of the rows is not seen. Categories do not count.
         """
         reach = getattr(self.explainer, "reach", None)
         if reach is None or not len(self):
