@@ -562,9 +562,9 @@ TRIMMED = 0.1
 LOSS_AT_THE_RIM = 0.3
 LARGEST_LOSS_AT_THE_RIM = 0.09
 # Rows whose spread within neighbourhoods is below this share of that of normal rows crowd together:
-# clusters with a spread of .4 between centres had .33 to .73 and rows of any marginals without
-# clusters .84 to 1.07. They may lose less at the rim, so that a loss from the second figure is told.
-CROWDED = 0.8
+# clusters of spread .4 around centres of spread 1 had .33 to .73, rows of any marginals without
+# clusters .84 to 1.07, a thin spiral .7. Of crowded rows a loss from the second figure is told.
+CROWDED = 0.75
 LEAST_LOSS_OF_CROWDED = 0.02
 # Rows below which held-out R² says nothing.
 TOO_FEW_ROWS = 10
@@ -770,6 +770,8 @@ def cluster_finding(
         if named
         else " Name the clusters with fit(X, groups=...), for example the customer of every row."
     )
+    if not is_clustered:
+        message += " If rows are independent, as they may be along a curve, the first figure holds."
     is_large = is_clustered or float(losses[output]) > WORTH_TELLING
     subject = names[output] if len(names) > 1 else ""
     return Finding("warning" if is_large else "note", "clusters", subject, message)
