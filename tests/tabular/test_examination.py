@@ -485,6 +485,51 @@ def test_a_product_or_quotient_of_two_numbers_is_named() -> None:
         assert ("determined" in codes(explainer)) == is_named
 
 
+@pytest.mark.parametrize(
+    "missing_or_zero", [np.nan, 0.0, -1.0], ids=["missing", "zero", "of both signs"]
+)
+def test_a_product_is_named_where_a_factor_is_missing_zero_or_negative(
+    missing_or_zero: float,
+) -> None:
+    """For example sales as quantity times price, with rows where nothing was sold."""
+    generator = np.random.default_rng(0)
+    quantity, price, other = np.exp(0.5 * generator.normal(size=(3, 800)))
+    changed = generator.random(800) < 0.3
+    quantity[changed] *= missing_or_zero
+    rows = np.stack([quantity, price, quantity * price, other], 1)
+    assert "determined" in codes(NObSP(lambda X: np.nan_to_num(X).sum(1), interactions=0).fit(rows))
+
+
+def test_a_sum_is_named_where_it_is_missing_with_one_of_its_parts() -> None:
+    generator = np.random.default_rng(0)
+    first, second, other = generator.normal(size=(3, 600))
+    first[generator.random(600) < 0.2] = np.nan
+    rows = np.stack([first, second, first + second, other], 1)
+    assert "determined" in codes(NObSP(lambda X: np.nan_to_num(X).sum(1), interactions=0).fit(rows))
+
+
+@pytest.mark.parametrize("share", [0.001, 0.3])
+def test_a_code_far_out_that_two_columns_share_determines_nothing(share: float) -> None:
+    """One row of both, or 9999 for all that is unknown, is almost all of their variance."""
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(1000, 4))
+    rows[: int(share * 1000), :2] = 9999.0
+    findings = NObSP(network(4), interactions=0).fit(rows).health().findings
+    named = [finding.message for finding in findings if finding.code == "determined"]
+    assert not [message for message in named if "Whether" not in message]
+
+
+def test_a_sum_with_a_row_far_out_is_named_with_both_of_its_parts() -> None:
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(600, 4))
+    rows[0, :2] = 1e4
+    rows[:, 3] = rows[:, 0] + rows[:, 1]
+    findings = NObSP(network(4), interactions=0).fit(rows).health().findings
+    named = [finding for finding in findings if finding.code == "determined"]
+    assert len(named) == 1
+    assert set(re.findall(r"x\d", named[0].subject + named[0].message)) == {"x0", "x1", "x3"}
+
+
 def test_only_what_is_needed_is_named_as_determining_a_feature() -> None:
     generator = np.random.default_rng(0)
     size, first, second, third = np.exp(0.5 * generator.normal(size=(4, 800)))

@@ -11,7 +11,7 @@ others determine.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -1038,6 +1038,12 @@ def name_far_curves(
 
 # R² on the other features from which a column counts as determined by them.
 DETERMINED = 0.995
+# The same among its ordinary values, which are between these quantiles: a few rows far out, which
+# two columns have in common, determine nothing.
+_DETERMINED_IN_THE_MIDDLE = 0.95
+_MIDDLE = (0.05, 0.95)
+# Spread of a column, as a share of its mean, that is rounding.
+_CONSTANT = 1e-12
 # R² on the neighbours in the order of one other feature from which a feature counts as a function
 # of it: bins have edges, where neighbours differ.
 FUNCTION_OF_ONE = 0.99
@@ -1052,6 +1058,8 @@ _MOST_COLUMNS = 200
 # A level, or a value that a number repeats, counts where this share of the rows has it, and this
 # share has not.
 _SHARE_OF_LEVEL = 0.02
+# Share of the rows that must not be zero where a number is compared as a factor.
+_LEAST_WITH_LOGARITHM = 0.5
 # Most features that are looked for one by one as those which determine another.
 _MOST_NAMED = 3
 
@@ -1072,7 +1080,7 @@ class Determined:
 class _Column:
     feature: int
     level: str
-    values: FloatArray  # standardised
+    values: FloatArray  # NaN where they are not known
 
 
 def find_determined(domains: Sequence[Domain], sample: Sample) -> list[Determined]:
@@ -1081,7 +1089,7 @@ def find_determined(domains: Sequence[Domain], sample: Sample) -> list[Determine
 
 
 def find_products(domains: Sequence[Domain], sample: Sample) -> list[Determined]:
-    """Numbers that are a product or quotient of others: their logarithms are a sum.
+    """Numbers that are a product or quotient of others: the logarithms of their sizes are a sum.
 
     Products of one other alone are functions of it, and are found as such.
     """
@@ -1094,27 +1102,103 @@ def _determined_among(columns: Sequence[_Column], sample: Sample) -> list[Determ
     if not 2 <= len(columns) <= min(_MOST_COLUMNS, len(sample) // _ROWS_EACH):
         return []
 
-    matrix = np.stack([column.values for column in columns], 1)
-    correlation = matrix.T @ matrix / len(matrix)
-    owners = np.array([column.feature for column in columns])
+    table = _ColumnTable.of(columns)
     determined: list[Determined] = []
     named: set[frozenset[int]] = set()
     for position, column in enumerate(columns):
-        others = np.flatnonzero(owners != column.feature)
-        if _share(correlation, position, others) < DETERMINED:
+        found = table.find_determining(position, named)
+        if found is None:
             continue
-        # Of a sum of many, every part follows from the others.
-        if any(column.feature in members for members in named if len(members) > _MOST_NAMED + 1):
-            continue
-        by, share = _smallest_set(correlation, position, owners)
-        if share < DETERMINED:
-            by, share = _heaviest_set(correlation, position, owners)
-        by, share = _without_superfluous(correlation, position, owners, by, share)
+        by, share = found
         members = frozenset((column.feature, *by))
-        if share >= DETERMINED and members not in named:
+        if members not in named:
             named.add(members)
             determined.append(Determined(column.feature, by, share, column.level))
     return determined
+
+
+@dataclass(frozen=True, eq=False)
+class _ColumnTable:
+    """Columns side by side, with NaN where a value is not known."""
+
+    values: FloatArray
+    owners: NDArray[np.intp]  # the features of the columns
+    correlations: dict[bytes, FloatArray]  # by the rows they are of
+
+    @classmethod
+    def of(cls, columns: Sequence[_Column]) -> _ColumnTable:
+        """The table of some columns."""
+        values = np.stack([column.values for column in columns], 1)
+        return cls(values, np.array([column.feature for column in columns]), {})
+
+    def find_determining(
+        self, position: int, named: Iterable[frozenset[int]]
+    ) -> tuple[tuple[int, ...], float] | None:
+        """The features that determine a column, and R²; None where none do.
+
+        Where its value is missing nothing can be told, and what a sum is of is missing as well.
+        """
+        known = np.flatnonzero(np.isfinite(self.values[:, position]))
+        if len(known) < len(self.values):
+            known = known[:: -(-len(known) // _MOST_ORDERED_ROWS)]
+        if len(known) < _ROWS_EACH * len(self.owners):
+            return None
+
+        correlation = self._correlations_of(known)
+        owner = self.owners[position]
+        others = np.flatnonzero(self.owners != owner)
+        if _share(correlation, position, others) < DETERMINED:
+            return None
+        # Of a sum of many, every part follows from the others.
+        if any(owner in members for members in named if len(members) > _MOST_NAMED + 1):
+            return None
+
+        by, share = _fewest_determining(correlation, position, self.owners)
+        middle = known[_is_ordinary(self.values[known, position])]
+        if share >= DETERMINED and not self._holds_on(middle, position, by):
+            # A few rows far out, or a code such as 999, that two columns have in common.
+            by, _ = _fewest_determining(_correlate(self.values[middle]), position, self.owners)
+            share = _share_of_features(correlation, position, self.owners, by)
+            share = share if self._holds_on(middle, position, by) else 0.0
+        return (by, share) if share >= DETERMINED else None
+
+    def _holds_on(self, rows: NDArray[np.intp], position: int, by: tuple[int, ...]) -> bool:
+        """Whether some features determine a column on these rows alone, if it varies there."""
+        chosen = np.append(position, np.flatnonzero(np.isin(self.owners, by)))
+        correlation = _correlate(self.values[np.ix_(rows, chosen)])
+        if not correlation[0, 0]:
+            return True
+        return _share(correlation, 0, np.arange(1, len(correlation))) >= _DETERMINED_IN_THE_MIDDLE
+
+    def _correlations_of(self, rows: NDArray[np.intp]) -> FloatArray:
+        """Correlations on these rows, computed once."""
+        key = rows.tobytes()
+        if key not in self.correlations:
+            self.correlations[key] = _correlate(self.values[rows])
+        return self.correlations[key]
+
+
+def _correlate(values: FloatArray) -> FloatArray:
+    """Correlations of columns, in which unknown values are as the mean; zero of constant ones."""
+    known = np.isfinite(values)
+    counts = np.maximum(known.sum(0), 1)
+    means = np.where(known, values, 0.0).sum(0) / counts
+    centred = np.where(known, values - means, 0.0)
+    spread = np.sqrt(np.square(centred).mean(0)) if len(values) else np.zeros(values.shape[1])
+    varies = spread > _CONSTANT * np.abs(means)
+    standardised = np.where(varies, centred / np.where(varies, spread, 1.0), 0.0)
+    correlation: FloatArray = standardised.T @ standardised / max(len(values), 1)
+    return correlation
+
+
+def _is_ordinary(values: FloatArray) -> NDArray[np.bool_]:
+    """Rows with the values of the middle, without one that a tenth of the rows have."""
+    low, high = np.quantile(values, _MIDDLE)
+    ordinary: NDArray[np.bool_] = (values >= low) & (values <= high)
+    repeated, counts = np.unique(values, return_counts=True)
+    if counts.max() >= 0.1 * len(values):
+        ordinary &= values != repeated[counts.argmax()]
+    return ordinary
 
 
 def find_functions_of_one(
@@ -1225,18 +1309,13 @@ def _share_of_spread(
 
 
 def _columns_of(domains: Sequence[Domain], sample: Sample) -> list[_Column]:
-    """Numbers, the values that they repeat, and levels, as standardised columns."""
+    """Numbers, the values that they repeat, and levels, as columns."""
     chunk = sample.chunk()
     columns: list[_Column] = []
 
-    def add(feature: int, level: str, values: FloatArray) -> None:
-        spread = values.std()
-        if spread > 0:
-            columns.append(_Column(feature, level, (values - values.mean()) / spread))
-
     def add_level(feature: int, level: str, has_it: NDArray[np.bool_]) -> None:
         if _SHARE_OF_LEVEL <= has_it.mean() <= 1 - _SHARE_OF_LEVEL:
-            add(feature, level, has_it.astype(np.float64))
+            columns.append(_Column(feature, level, has_it.astype(np.float64)))
 
     for feature, domain in enumerate(domains):
         if isinstance(domain.levels, LevelAxis):
@@ -1245,11 +1324,9 @@ def _columns_of(domains: Sequence[Domain], sample: Sample) -> list[_Column]:
                 add_level(feature, str(label), places == level_number)
         elif domain.span is not None:
             values = chunk.numbers(domain.feature.columns[0]).astype(np.float64)
-            known = np.isfinite(values)
-            if not known.any():
-                continue
-            add(feature, "", np.where(known, values, values[known].mean()))
-            repeated, counts = np.unique(values[known], return_counts=True)
+            repeated, counts = np.unique(values[np.isfinite(values)], return_counts=True)
+            if len(repeated) > 1:
+                columns.append(_Column(feature, "", values))
             if len(repeated) > 2 and counts.max() >= 0.1 * len(values):
                 most_frequent = repeated[counts.argmax()]
                 add_level(feature, f"{most_frequent:g}", values == most_frequent)
@@ -1257,22 +1334,19 @@ def _columns_of(domains: Sequence[Domain], sample: Sample) -> list[_Column]:
 
 
 def _logarithms_of(domains: Sequence[Domain], sample: Sample) -> list[_Column]:
-    """Logarithms of numbers that are all above zero, as standardised columns."""
+    """Logarithms of the sizes of numbers, as columns: of zero there is none."""
     chunk = sample.chunk()
     columns: list[_Column] = []
     for feature, domain in enumerate(domains):
         if domain.span is None:
             continue
-        values = chunk.numbers(domain.feature.columns[0]).astype(np.float64)
-        known = np.isfinite(values)
-        if not known.any() or values[known].min() <= 0:
+        sizes = np.abs(chunk.numbers(domain.feature.columns[0]).astype(np.float64))
+        has_one = np.isfinite(sizes) & (sizes > 0)
+        if has_one.mean() < _LEAST_WITH_LOGARITHM:
             continue
-        logarithms = np.log(np.where(known, values, 1.0))
-        logarithms[~known] = logarithms[known].mean()
-        spread = logarithms.std()
-        if spread > 0:
-            standardised = (logarithms - logarithms.mean()) / spread
-            columns.append(_Column(feature, "", standardised))
+        logarithms = np.log(np.where(has_one, sizes, 1.0))
+        if np.ptp(logarithms[has_one]) > 0:
+            columns.append(_Column(feature, "", np.where(has_one, logarithms, np.nan)))
     return columns
 
 
@@ -1282,6 +1356,23 @@ def _share(correlation: FloatArray, target: int, others: NDArray[np.intp]) -> fl
         return 0.0
     cross = correlation[others, target]
     return float(cross @ np.linalg.solve(_system(correlation, others), cross))
+
+
+def _share_of_features(
+    correlation: FloatArray, target: int, owners: NDArray[np.intp], by: tuple[int, ...]
+) -> float:
+    """R² of a column on all columns of some features."""
+    return _share(correlation, target, np.flatnonzero(np.isin(owners, by)))
+
+
+def _fewest_determining(
+    correlation: FloatArray, position: int, owners: NDArray[np.intp]
+) -> tuple[tuple[int, ...], float]:
+    """Features that determine a column, none of them superfluous; and R²."""
+    by, share = _smallest_set(correlation, position, owners)
+    if share < DETERMINED:
+        by, share = _heaviest_set(correlation, position, owners)
+    return _without_superfluous(correlation, position, owners, by, share)
 
 
 def _system(correlation: FloatArray, others: NDArray[np.intp]) -> FloatArray:
