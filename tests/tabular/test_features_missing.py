@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
@@ -92,6 +93,23 @@ def test_a_missing_number_that_nobody_calibrated_is_in_the_residual() -> None:
     mains = [explanation.terms.index((f"x{k}",)) for k in range(3)]
     np.testing.assert_array_equal(explanation.values[:, mains, 0][gaps], 0.0)
     np.testing.assert_array_equal(explanation.outside[gaps], True)
+
+
+def test_an_indicator_of_missing_numbers_that_nobody_calibrated_is_in_the_residual() -> None:
+    """The column that says so belongs to no feature where calibration saw none missing."""
+    imputer = SimpleImputer(add_indicator=True)
+    model = make_pipeline(imputer, LinearRegression()).fit(WITH_GAPS, answer(WITH_GAPS))
+    explainer = NObSP(model).fit(COMPLETE)
+    row = COMPLETE[:1].copy()
+    row[0, 0] = np.nan
+
+    explanation = explainer(row)
+
+    assert explanation.outside[0].tolist() == [True, False, False]
+    assert explanation.values[0, explanation.terms.index(("x0",)), 0] == 0.0
+    assert abs(explanation.residual[0, 0]) > 1.0
+    curves = explainer.curves()
+    assert not (curves["level"] == "missing").any()
 
 
 def test_a_row_of_nothing_but_missing_numbers_has_its_prediction() -> None:

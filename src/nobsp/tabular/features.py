@@ -745,9 +745,10 @@ def describe_encoded(outline: Outline, columns: Columns, adapted: Adapted, posit
         return untabulated_domain(outline, ranges)
 
     domain = number_domain(outline, ranges[0], adapted)
+    is_own = _missing_moves_own_columns(columns, adapted, position)
     return replace(
         domain,
-        missing=_encode_missing(outline.encode),
+        missing=_encode_missing(outline.encode) if is_own else None,
         seen=np.zeros(0) if column is None else column.quantiles,
     )
 
@@ -868,6 +869,25 @@ def _encode_missing(encode: Encode) -> Tensor | None:
     with suppress(ValueError, TypeError):
         return encode(np.array([[np.nan]]))
     return None
+
+
+def _missing_moves_own_columns(columns: Columns, adapted: Adapted, position: int) -> bool:
+    """Whether a missing number changes no column of the network's input but its feature's own.
+
+    A column that says that a number is missing is nobody's where calibration saw none missing.
+    """
+    typical = [columns.seen[member].typical for member in columns.members[position]]
+    absent = [np.nan] * len(typical)
+    try:
+        _, encoded = encode_typical_rows(
+            columns, adapted, {position: np.array([typical, absent], dtype=object)}
+        )
+    except (TypeError, ValueError):
+        return False
+
+    others = np.ones(encoded.shape[1], dtype=bool)
+    others[list(columns.features.columns[position])] = False
+    return bool((encoded[0, others] == encoded[1, others]).all())
 
 
 def _position_of(row: Tensor, rows: Tensor) -> int | None:
