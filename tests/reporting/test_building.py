@@ -14,6 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LinearRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
 
 from nobsp import NObSP
 from nobsp.reporting import report
@@ -274,6 +278,17 @@ def table_of(explanation):
     """What a page is told of an explanation."""
     options = dict.fromkeys(("explainer", "labels", "class_names", "truth", "hits", "names"))
     return tables_module.table_data(explanation, **options)
+
+
+def test_a_flag_that_is_missing_as_pandas_writes_it_is_on_the_page(tmp_path):
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"flag": pd.array([True, False, None] * 40, dtype="boolean")})
+    frame["number"] = np.random.default_rng(0).normal(size=120)
+    as_floats = FunctionTransformer(lambda rows: rows.astype(float))
+    model = make_pipeline(as_floats, SimpleImputer(), LinearRegression())
+    model.fit(frame, frame["number"])
+    explanation = NObSP(model).fit(frame)(frame)
+    assert report(explanation, tmp_path / "page.html").exists()
 
 
 def test_a_column_that_the_preprocessing_drops_has_no_slider(tmp_path):

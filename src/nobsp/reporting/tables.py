@@ -396,7 +396,8 @@ def _number_columns(shown: Shown, rows: Positions) -> PageData:
         if feature.kind == "number" and number not in categories
     }
     present = sorted(column for column in numbers if column in shown.columns)
-    return {str(column): packing.packed_column(shown.columns[column][rows]) for column in present}
+    chunk = Chunk(shown.columns, slice(0, len(shown.account)))
+    return {str(column): packing.packed_column(chunk.numbers(column)[rows]) for column in present}
 
 
 def _level_columns(shown: Shown, rows: Positions) -> PageData:

@@ -18,6 +18,7 @@ from nobsp import notebook
 from nobsp._typing import AnyArray, FloatArray
 from nobsp.arguments import require_choice, with_minus
 from nobsp.base import Finding, describe_findings, is_healthy
+from nobsp.tabular.lookup import Chunk
 
 # Differences between the two held-out R² that would not show with three decimals are not written.
 _SMALLEST_DIFFERENCE = 0.0005
@@ -398,7 +399,8 @@ class Reach:
 
     def beyond(self, columns: Mapping[int, AnyArray]) -> NDArray[np.bool_]:
         """Rows that are further than usual; a missing number counts as an average one."""
-        numbers = [np.asarray(columns[column], dtype=np.float64) for column in self.columns]
+        rows = Chunk(columns, slice(0, len(columns[self.columns[0]])))
+        numbers = [rows.numbers(column) for column in self.columns]
         scores = _scores(numbers, self.values, self.scores)
         return np.asarray(_squared(scores, self.precision) > self.limit)
 
