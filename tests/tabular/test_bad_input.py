@@ -548,3 +548,37 @@ def test_a_column_of_lists_is_refused_by_name() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     with pytest.raises((TypeError, ValueError), match="X"):
         NObSP.as_published(model, features=["a", "b", "c"]).fit(frame)
+
+
+def logarithm(rows: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return np.log(rows[:, 0]) + rows[:, 1]
+
+
+def checked_logarithm(rows: np.ndarray) -> np.ndarray:
+    if (rows[:, 0] <= 0).any():
+        raise ArithmeticError("not positive")
+    return logarithm(rows)
+
+
+@pytest.mark.parametrize("row", [7, 700], ids=["first batch", "later"])
+@pytest.mark.parametrize(
+    ("model", "why"), [(logarithm, "not finite"), (checked_logarithm, "ArithmeticError: not pos")]
+)
+def test_a_row_that_the_model_has_no_answer_for_is_named_by_its_value(
+    model: Any, why: str, row: int
+) -> None:
+    rows = np.random.default_rng(0).uniform(0.5, 3.0, (800, 3))
+    rows[row, 0] = -2.5
+    with pytest.raises(ValueError, match=why) as refused:
+        NObSP(model, features=["income", "age", "height"]).fit(rows)
+    assert "income = -2.5" in str(refused.value)
+    assert "age" not in str(refused.value)
+
+
+def test_what_a_model_raises_for_every_row_is_its_own_error() -> None:
+    def broken(rows: np.ndarray) -> np.ndarray:
+        raise KeyError("no such table")
+
+    with pytest.raises(KeyError, match="no such table"):
+        NObSP(broken).fit(np.random.default_rng(0).normal(size=(50, 2)))

@@ -181,6 +181,13 @@ def test_too_few_rows_for_the_features_is_an_error() -> None:
         NObSP(Counted(), max_forward_rows=300).fit(X)
 
 
+def test_a_limit_below_what_finding_the_head_takes_runs_no_row() -> None:
+    model = Counted()
+    with pytest.raises(ValueError, match="max_forward_rows=50 is too few"):
+        NObSP(model, max_forward_rows=50).fit(X)
+    assert model.rows == 0
+
+
 @pytest.mark.parametrize("limit", [0, -5, 2.5, "many"])
 def test_a_limit_must_be_a_whole_number(limit: object) -> None:
     with pytest.raises((TypeError, ValueError), match="max_forward_rows"):

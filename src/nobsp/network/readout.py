@@ -383,6 +383,13 @@ class _Probing(NamedTuple):
 
 
 @contextmanager
+def trial(model: nn.Module, probe: Tensor) -> Iterator[Callable[[Tensor], Any]]:
+    """What the model makes of rows such as those of a probe, as it is run to find the head."""
+    with _probing(checked(model), probe) as probing:
+        yield lambda rows: probing.run(probing.prepare(rows))
+
+
+@contextmanager
 def _probing(module: nn.Module, probe: Tensor) -> Iterator[_Probing]:
     """Holds a model in evaluation mode to run it on some rows; what it refuses is explained."""
     device, dtype = device_and_dtype(module)
@@ -715,13 +722,17 @@ def outputs_of(result: Any, rows: int) -> dict[str, Tensor]:
     return outputs
 
 
+class NotFiniteError(ValueError):
+    """The model's output for a row is no number."""
+
+
 def refuse_non_finite(outputs: Mapping[str, Tensor]) -> None:
     """An error that names the first output that is no number."""
     for path, output in outputs.items():
         bad = (~output.isfinite()).nonzero()
         if len(bad):
             row, column = bad[0].tolist()
-            raise ValueError(
+            raise NotFiniteError(
                 f"the model's output{path} is {float(output[row, column])} in row {row} of the "
                 f"probe (output {column}); check the input's scale: only finite outputs can be "
                 "explained."

@@ -69,7 +69,6 @@ from nobsp.tabular.grids import (
     count_operations,
     least_costs,
     plan_spending,
-    probing_cost,
 )
 from nobsp.tabular.health import Health, Reach, measure_reach
 from nobsp.tabular.lookup import Level, TermTable
@@ -77,7 +76,7 @@ from nobsp.tabular.selection import (
     FittedTerms,
     Selection,
 )
-from nobsp.tabular.setting import Problem, Rows, Sample, Setting
+from nobsp.tabular.setting import Problem, Rows, Sample, Setting, probing_cost
 from nobsp.tabular.shortcut import Shortcut, find_shortcut
 from nobsp.tabular.tables import (
     TableMaker,

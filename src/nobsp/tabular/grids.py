@@ -696,9 +696,6 @@ def _answers(represent: Represent, rows: Tensor) -> bool:
 
 logger = logging.getLogger("nobsp")
 
-# Rows that finding the head takes: calls of a few rows, and some of the whole probe.
-PROBING_ROWS = 128
-PROBING_CALLS = 6
 # Shares of what is left when full tables do not fit: of the calibration rows, then of single
 # features and of screening.
 _SAMPLE_SHARE = 0.25
@@ -779,11 +776,6 @@ class Meter:
             return answers
 
         return counted
-
-
-def probing_cost(rows: int) -> int:
-    """Forward rows that finding the head takes at most."""
-    return PROBING_ROWS + PROBING_CALLS * rows
 
 
 @dataclass(frozen=True)

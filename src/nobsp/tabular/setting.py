@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from nobsp._typing import AnyArray, ArrayLike, BaselineLike, ModelLike, TableLike
 from nobsp.arguments import (
+    count,
     join_names,
     names_of,
     number_outputs,
@@ -38,7 +39,15 @@ from nobsp.network.adapted import Adapted, grouping_rows, join_grouping_rows
 from nobsp.network.batches import NoRowsError, Source, batches_of, rows_like
 from nobsp.network.columns import SAMPLE_ROWS, Subset, Summary, needs_data, resolve_baseline
 from nobsp.network.guest import checked_device
-from nobsp.network.readout import PROBE_ROWS, Network, Readout, Represent, as_model_takes
+from nobsp.network.readout import (
+    PROBE_ROWS,
+    Network,
+    NotFiniteError,
+    Readout,
+    Represent,
+    as_model_takes,
+    trial,
+)
 from nobsp.numerics import evenly_spaced
 from nobsp.projection import Ridge
 from nobsp.tabular.features import (
@@ -54,11 +63,15 @@ from nobsp.tabular.features import (
 from nobsp.tabular.groups import resolve_groups
 from nobsp.tabular.lookup import Chunk
 from nobsp.tabular.ray import DatasetRows, dataset_rows
+from nobsp.tabular.refused import REFUSALS, refusal, refused_row, values_to_blame
 from nobsp.tabular.weights import count_in_memory, repeat_rows
 
 # Share of a limit that the rows used for finding the head may have.
 _PROBE_SHARE = 0.01
 _FEWEST_PROBE_ROWS = 16
+# Rows that finding the head takes: calls of a few rows, and some of the whole probe.
+_PROBING_ROWS = 128
+_PROBING_CALLS = 6
 # Options that an explainer must share with the one whose plan it takes over.
 _TAKEN_OVER = ("features", "background", "baseline", "reference", "interactions", "ridge")
 
@@ -188,10 +201,6 @@ def plain(value: Any) -> Any:
 # -------------------------------------------------------------- the model, the columns and the rows
 
 
-# Features of a row that an error message shows.
-_MOST_SHOWN = 8
-
-
 @dataclass(eq=False, kw_only=True)
 class Problem:
     """A model to be explained, with its columns and options.
@@ -283,31 +292,38 @@ class Setting(Problem):
             groups = None if groups is None else groups[chosen]
 
         inputs = as_model_takes(rows, self.readout)
-        outputs = [
-            self.readout.logits(represent(part)).cpu().double()
-            for part in torch.split(inputs, self.options.batch_size)
-        ]
+        outputs = self._outputs_of(inputs, represent)
         own = own_columns(self.domains, rows)
-        self._require_finite(rows, torch.cat(outputs))
         features = tuple(domain.columns for domain in self.domains if domain.columns)
-        return Sample(own, inputs, torch.cat(outputs), groups=groups, features=features)
+        return Sample(own, inputs, outputs, groups=groups, features=features)
 
-    def _require_finite(self, rows: Tensor, outputs: Tensor) -> None:
-        """An error that shows a calibration row for which the model has no finite answer."""
-        unanswered = (~outputs.isfinite().all(1)).nonzero().flatten()
-        if not len(unanswered):
-            return
-        row = rows[int(unanswered[0])]
-        shown = []
-        for name, columns in zip(self.names, self.columns.features.columns, strict=True):
-            if columns:
-                values = [f"{value:.6g}" for value in row[list(columns)].tolist()]
-                shown.append(f"{name} = {', '.join(values)}")
-        listed = "; ".join(shown[:_MOST_SHOWN]) + ("; …" if len(shown) > _MOST_SHOWN else "")
-        raise ValueError(
-            f"X has {len(unanswered):,} rows for which the model's output is not finite, such as "
-            f"the one with {listed}. Leave such rows out: only finite outputs can be explained."
+    def _outputs_of(self, inputs: Tensor, represent: Represent) -> Tensor:
+        """What the model says of calibration rows; an error that shows one it has no answer for."""
+        blame = partial(
+            values_to_blame,
+            lambda part: self.readout.logits(represent(part)),
+            inputs,
+            names=self.names,
+            groups=self.columns.features.columns,
         )
+        try:
+            parts = [
+                self.readout.logits(represent(part)).cpu().double()
+                for part in torch.split(inputs, self.options.batch_size)
+            ]
+        except REFUSALS as failure:
+            row = refused_row(represent, inputs, failure)
+            if row is None:
+                raise
+            raise ValueError(refusal(blame(row, failure=failure), failure)) from failure
+
+        outputs = torch.cat(parts)
+        unanswered = (~outputs.isfinite().all(1)).nonzero().flatten()
+        if len(unanswered):
+            n_rows = count(len(unanswered), "row")
+            values = blame(int(unanswered[0]))
+            raise ValueError(f"{refusal(values, None)} X has {n_rows} of this kind.")
+        return outputs
 
     def chunk(self) -> Chunk:
         """The rows in memory, as tables are read at them."""
@@ -402,6 +418,43 @@ def _count_probe_rows(limit: int | None, available: int) -> int:
     return min(available, max(int(limit * _PROBE_SHARE), _FEWEST_PROBE_ROWS))
 
 
+def _refusal_in_probe(
+    run: Run, rows: Rows, probe: Tensor, adapted: Adapted, options: Options, failure: Exception
+) -> ValueError | None:
+    """An error that shows the first row that the model has no answer for; None for other errors.
+
+    What a preprocessing refuses is named by itself.
+    """
+    if adapted.encode is not None:
+        return None
+    from_model = failure.__cause__ if isinstance(failure.__cause__, Exception) else failure
+    raised = None if isinstance(failure, NotFiniteError) else from_model
+    with trial(adapted.module, probe) as answer:
+        row = refused_row(answer, probe, raised)
+        if row is None:
+            return None
+        features = find_columns(run, rows, adapted, options.features).features
+        values = values_to_blame(
+            answer, probe, row, names=features.names, groups=features.columns, failure=raised
+        )
+    return ValueError(refusal(values, raised))
+
+
+def probing_cost(rows: int) -> int:
+    """Forward rows that finding the head takes at most."""
+    return _PROBING_ROWS + _PROBING_CALLS * rows
+
+
+def _require_room_for_probing(limit: int | None, n_rows: int) -> None:
+    """An error before any row is run where finding the head alone may take too many."""
+    cost = probing_cost(n_rows)
+    if limit is not None and limit < cost:
+        raise ValueError(
+            f"max_forward_rows={limit} is too few: finding out what the model ends in may take "
+            f"{cost} rows; pass more."
+        )
+
+
 def pose_problem(
     run: Run,
     rows: Rows,
@@ -417,7 +470,14 @@ def pose_problem(
     """
     adapted = data.adapted
     probe = rows.probe[: _count_probe_rows(options.max_forward_rows, len(rows.probe))]
-    readout = find_readout(adapted, probe, head=options.head)
+    _require_room_for_probing(options.max_forward_rows, len(probe))
+    try:
+        readout = find_readout(adapted, probe, head=options.head)
+    except REFUSALS as failure:
+        refused = _refusal_in_probe(run, rows, probe, adapted, options, failure)
+        if refused is None:
+            raise
+        raise refused from failure
     network = Network(readout, checked_device(options.device, readout.device))
     output_names = names_of_outputs(
         options.output_names, outputs=readout.outputs, known=adapted.output_names
