@@ -181,6 +181,31 @@ def test_too_few_rows_for_the_features_is_an_error() -> None:
         NObSP(Counted(), max_forward_rows=300).fit(X)
 
 
+def test_groups_have_calibration_rows_enough_within_a_limit() -> None:
+    """Each row costs many for a group: with a quarter of the limit few of them fitted it badly."""
+    rows = np.random.default_rng(0).normal(size=(600, 6))
+    explainer = NObSP(
+        lambda x: np.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + x[:, 3] ** 2,
+        features={"g": [0, 1], "h": [4, 5], "c": [2], "d": [3]},
+        max_forward_rows=1_000,
+    ).fit(rows[:300])
+    assert explainer.health().forward_rows <= 1_000
+    assert explainer.score(rows[300:]) > 0.4
+
+
+def test_background_rows_of_groups_are_counted_before_tables_are_made() -> None:
+    rows = np.random.default_rng(0).normal(size=(900, 12))[:500]
+    alone = {f"x{k}": [k] for k in (0, 1, 2, 3, 4, 5, 6, 7, 10, 11)}
+    explainer = NObSP(
+        lambda x: (
+            np.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + x[:, 3] ** 2 + np.tanh(x[:, 8] * x[:, 9])
+        ),
+        features={"g": [8, 9], **alone},
+        max_forward_rows=2_500,
+    ).fit(rows)
+    assert explainer.health().forward_rows <= 2_500
+
+
 def test_a_limit_below_what_finding_the_head_takes_runs_no_row() -> None:
     model = Counted()
     with pytest.raises(ValueError, match="max_forward_rows=50 is too few"):

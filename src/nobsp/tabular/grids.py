@@ -699,6 +699,9 @@ logger = logging.getLogger("nobsp")
 # Shares of what is left when full tables do not fit: of the calibration rows, then of single
 # features and of screening.
 _SAMPLE_SHARE = 0.25
+# The same at most where terms without tables run through the model for each of these rows: few
+# rows would fit them badly.
+_MOST_SAMPLE_SHARE = 0.6
 _MAINS_SHARE = 0.5
 _SCREEN_SHARE = 0.2
 # Of fewer rows, features may have a few knots more.
@@ -799,10 +802,19 @@ class Costs:
     def direct_for(self, rows: int) -> int:
         """The same for so many calibration rows: directions, the regression, and importances.
 
-        Importances are those of the baseline, too.
+        Importances are those of the baseline, too. Background rows are tried at most twice before
+        they are used (see `_shift_to_mean`).
         """
-        runs = min(rows, SOME_ROWS) + min(rows, DIRECT_ROWS) + min(rows, MEASURED_DIRECTLY) + 1
+        runs = min(rows, SOME_ROWS) + min(rows, DIRECT_ROWS) + min(rows, MEASURED_DIRECTLY) + 1 + 2
         return self.direct_runs * runs
+
+    @property
+    def sample_share(self) -> float:
+        """Share of a limit for the calibration rows, with terms without tables."""
+        if not self.direct_runs:
+            return _SAMPLE_SHARE
+        wanted = (self.sample + self.direct) / self.total
+        return min(max(wanted, _SAMPLE_SHARE), _MOST_SAMPLE_SHARE)
 
     def rows_for(self, limit: int) -> int:
         """How many calibration rows so many forward rows pay for, terms without tables included."""
@@ -844,7 +856,7 @@ def plan_spending(costs: Costs, left: float) -> Plan | None:
     """
     if costs.total <= left:
         return None
-    sample = max(costs.rows_for(int(left * _SAMPLE_SHARE)), 2)
+    sample = max(costs.rows_for(int(left * costs.sample_share)), 2)
     rest = left - sample - costs.direct_for(sample)
     for_mains = rest * (_MAINS_SHARE if costs.screen or costs.grids else 1.0)
     if costs.sure_grids:

@@ -67,8 +67,9 @@ class Health:
         neighbourhoods: Held-out R² per output with whole neighbourhoods of rows held out, at the
             strengths that are used; empty where it was not measured. Clearly below `explained`
             where rows come in clusters.
-        forward_rows: Rows that were sent through the model to calibrate; zero where they were not
-            counted.
+        forward_rows: Rows that were sent through the model to calibrate, with the most that finding
+            its head may have taken (128, and six for each of up to 256 rows); zero where they were
+            not counted.
         variance: Variance of every output over the calibration rows; empty where it is not known.
         edited: Empty for functions as they were calibrated. For edited ones, what `explained`
             compares them with: the "model", or the "functions" before the last edit where no model
