@@ -84,6 +84,35 @@ def of_known_functions() -> list[str]:
     ]
 
 
+def _mean_over_tables(rows: Sequence[Row], method: str) -> str:
+    means = [row[method]["mean"] for row in rows]
+    return number(sum(means) / len(means))
+
+
+def of_removal() -> list[str]:
+    rows = rows_of("faithfulness", "Faithfulness correlation")
+    ours = {"removal effects": "NObSP, removal effects", "sums of terms": "NObSP, default"}
+    rivals = ("Integrated Gradients", "KernelSHAP")
+    return [
+        f"features ranked as removing them does, {len(rows)} tables, mean rank correlation",
+        ", ".join(f"{told} {_mean_over_tables(rows, name)}" for told, name in ours.items()),
+        ", ".join(f"{name} {_mean_over_tables(rows, name)}" for name in rivals),
+        "faithfulness",
+    ]
+
+
+def of_agreement() -> list[str]:
+    rows = rows_of("agreement", "Pearson correlation of the deltas (higher")
+    ours = {"removal effects": "NObSP, removal effects", "sums of terms": "NObSP, default"}
+    rivals = ("Integrated Gradients", "KernelSHAP")
+    return [
+        f"changes between rows that differ in one feature, {len(rows)} tables, mean correlation",
+        ", ".join(f"{told} {_mean_over_tables(rows, name)}" for told, name in ours.items()),
+        ", ".join(f"{name} {_mean_over_tables(rows, name)}" for name in rivals),
+        "agreement",
+    ]
+
+
 def of_bands() -> list[str]:
     coverage = sorted(row["coverage"] for row in rows_of("bands", "One row a curve"))
     median = coverage[len(coverage) // 2]
@@ -198,6 +227,7 @@ def of_pruned() -> list[str]:
 SHORT = (
     of_networks,
     of_known_functions,
+    of_removal,
     of_bands,
     of_halves,
     of_labels,
@@ -209,6 +239,8 @@ LONG = (
     of_networks,
     of_trees,
     of_known_functions,
+    of_removal,
+    of_agreement,
     of_bands,
     of_halves,
     of_deletion,
