@@ -20,7 +20,8 @@ def refused_row(
 ) -> int | None:
     """The row because of which a model raised; None where it is not the row.
 
-    Halves are run until one row is left. It must raise the same by itself, and another row must not.
+    Halves are run until one row is left. It must raise the same by itself, and another row must
+    not.
     """
     first, count = 0, len(rows)
     while count > 1:
