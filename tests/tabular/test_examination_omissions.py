@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -110,8 +111,7 @@ def test_what_was_limited_by_hand_is_named_as_the_reason(interactions: int) -> N
 
     by_code = {finding.code: finding.message for finding in health.findings}
     assert f"interactions={interactions}" in by_code["low_share"]
-    if interactions:  # without any, pairs are not looked at
-        assert "interactions=1" in by_code["pair_left_out"]
+    assert f"interactions={interactions}" in by_code["pair_left_out"]
 
 
 def test_a_warning_has_the_headline_or_says_which_other_share_it_has() -> None:
@@ -151,3 +151,69 @@ def test_a_pair_within_its_standard_error_is_not_named(error: float, named: list
         {(0, 1): 0.3}, [(0,), (1,)], ["a", "b"], explained=0.9, scatter={(0, 1): error}
     )
     assert [finding.subject for finding in findings] == named
+
+
+def of_levels(frame: pd.DataFrame) -> Array:
+    sign = np.where(frame["side"] == "left", -1.0, 1.0)
+    values: Array = np.column_stack([frame["x"] + sign * frame["y"], frame["y"] - frame["x"]])
+    return values
+
+
+@pytest.mark.parametrize("interactions", [0, [("c", "d")]])
+def test_strong_pairs_that_were_not_looked_for_are_read_off_the_residual(
+    interactions: int | list[tuple[str, str]],
+) -> None:
+    X = correlated(1500, 0.0)
+    calls = []
+
+    def model(rows: Array) -> Array:
+        calls.append(len(rows))
+        return two_products(rows) + 2 * rows[:, 0]
+
+    explainer = NObSP(model, features=list("abcd"), interactions=interactions).fit(X)
+
+    health = explainer.health()
+    (named,) = (finding for finding in health.findings if finding.code == "pair_left_out")
+    pair, strength = named.subject.split(", ")[0].rsplit(" ", 1)
+    true_strength = (2 * X[:, 0] * X[:, 1]).std() / (two_products(X) + 2 * X[:, 0]).std()
+    assert pair == "a × b"
+    assert 0.75 * true_strength < float(strength) < 1.1 * true_strength
+    assert ("c × d" in named.subject) == (interactions == 0)
+    assert sum(calls) <= health.forward_rows  # none for the residual
+
+
+def test_pairs_with_levels_are_read_off_the_residual_of_the_output_that_has_them() -> None:
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame(generator.normal(size=(800, 2)), columns=["x", "y"])
+    frame["side"] = generator.choice(["left", "right"], 800)
+
+    health = NObSP(of_levels, interactions=0).fit(frame).health()
+
+    (named,) = (finding for finding in health.findings if finding.code == "pair_left_out")
+    pair, strength = named.subject.rsplit(" ", 1)
+    assert pair == "y × side"
+    assert 0.6 < float(strength) < 0.75  # half of the variance
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_pair_is_read_off_a_residual_that_has_none(seed: int) -> None:
+    """What is left is a wave too fine for the table, and heavy tails make large residuals."""
+    rows = np.exp(np.random.default_rng(seed).normal(size=(400, 8)))
+
+    health = (
+        NObSP(lambda X: np.sin(400 * X[:, 0]) + np.log(X[:, 1]), interactions=0).fit(rows).health()
+    )
+
+    assert health.explained[0] < 0.9
+    assert "pair_left_out" not in {finding.code for finding in health.findings}
+
+
+def test_a_pair_for_which_no_forward_rows_were_left_is_named() -> None:
+    X = np.random.default_rng(0).normal(size=(800, 12))
+
+    explainer = NObSP(lambda X: X[:, 0] * X[:, 1] + 0.2 * X.sum(1), max_forward_rows=1500).fit(X)
+
+    assert len(explainer.terms_) == 12
+    (named,) = (f for f in explainer.health().findings if f.code == "pair_left_out")
+    assert named.subject.startswith("x0 × x1 ")
+    assert "max_forward_rows=1,500 left none" in named.message

@@ -40,7 +40,8 @@ from nobsp.tabular.grids import Meter, Tabulator
 from nobsp.tabular.health import STANDARD_ERRORS, WORTH_TELLING, Health, TermHealth, sort_findings
 from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import Array, LevelAxis, NumberAxis, TermTable
-from nobsp.tabular.selection import FittedTerms
+from nobsp.tabular.residual_pairs import strengths_in_residual
+from nobsp.tabular.selection import FittedTerms, are_worth_looking_for
 from nobsp.tabular.setting import (
     FOLDS,
     Codes,
@@ -115,14 +116,7 @@ def examine(
         ),
         *validity.findings,
         *feature_findings(setting, terms.order, values, measured, explained=explained),
-        *name_pairs_left_out(
-            terms.strengths,
-            terms.order,
-            setting.names,
-            explained=explained,
-            limit=limit,
-            scatter=terms.strength_scatter,
-        ),
+        *_pairs_left_out(setting, terms, meter, explained=explained, limit=limit),
         *name_far_curves(distances, setting.names),
         *_notes(setting, terms, meter),
     ]
@@ -139,6 +133,26 @@ def examine(
         rows=setting.n_rows,
         columns=fit.regression.design.shape[1],
         forward_rows=meter.spent,
+    )
+
+
+def _pairs_left_out(
+    setting: Setting, terms: FittedTerms, meter: Meter, *, explained: float, limit: str
+) -> list[Finding]:
+    """Strong pairs without a term; where none were looked for, those that the residual holds."""
+    strengths = terms.strengths
+    if not strengths and are_worth_looking_for(terms.fit):
+        sizes = zip(terms.fit.pieces, terms.fit.sizes, strict=True)
+        mains = {piece.term[0]: size for piece, size in sizes if len(piece.term) == 1}
+        strengths = strengths_in_residual(terms.fit, setting.domains, mains)
+        limit = limit or f"max_forward_rows={meter.limit:,} left none to look for pairs"
+    return name_pairs_left_out(
+        strengths,
+        terms.order,
+        setting.names,
+        explained=explained,
+        limit=limit,
+        scatter=terms.strength_scatter,
     )
 
 
