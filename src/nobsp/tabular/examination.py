@@ -145,7 +145,7 @@ def _pairs_left_out(
         sizes = zip(terms.fit.pieces, terms.fit.sizes, strict=True)
         mains = {piece.term[0]: size for piece, size in sizes if len(piece.term) == 1}
         strengths = strengths_in_residual(terms.fit, setting.domains, mains)
-        limit = limit or f"max_forward_rows={meter.limit:,} left none to look for pairs"
+        limit = limit or _why_none_were_looked_for(meter)
     return name_pairs_left_out(
         strengths,
         terms.order,
@@ -154,6 +154,13 @@ def _pairs_left_out(
         limit=limit,
         scatter=terms.strength_scatter,
     )
+
+
+def _why_none_were_looked_for(meter: Meter) -> str:
+    """Why strengths of pairs are not known, though the caller asked for the pairs that pay."""
+    if meter.limit is not None:
+        return f"max_forward_rows={meter.limit:,} left none to look for pairs"
+    return "a table of its many levels would be too large"
 
 
 def _health_of_terms(
