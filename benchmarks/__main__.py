@@ -59,7 +59,7 @@ TABLES: dict[str, tuple[str, str]] = {
     ),
     "reruns": (
         "benchmarks.reruns",
-        "four tables measured again, ours only, beside the results of an earlier version",
+        "six tables measured again, ours only, beside the results of an earlier version",
     ),
     "swapped": (
         "benchmarks.swapped",

@@ -1,8 +1,8 @@
 """Tables measured again, ours only, beside the results of an earlier version, cell by cell.
 
-`--former FOLDER` has the earlier results (unseen.json, recovery.json, headline.json, bands.json). Cells of `unseen` and
-`recovery` are computed where they are not kept; of `headline` and `bands` the present results are read. What rivals do
-is in the tables themselves. Scatter: standard deviation of the earlier cell over its draws, where it had several.
+`--former FOLDER` has the earlier results of six tables. Cells of `unseen` and `recovery` are computed where they are
+not kept; of `headline`, `bands`, `trees` and `models` the present results are read. What rivals do is in the tables
+themselves. Scatter: standard deviation of the earlier cell over its draws, where it had several.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from benchmarks.recovery.run import _fresh, _scored
 from benchmarks.report import RESULTS, Column, Report, Table, options, progress, publish
 from benchmarks.tabular import unseen
 
+UNSEEN = "R² on unseen rows"
 # A difference this small is not told as a loss, whatever the scatter.
 LEAST = 0.005
 
@@ -81,7 +82,7 @@ def unseen_rows(former: Path) -> Iterator[Row]:
         yield (
             "unseen",
             f"{name}, {network}, {rows:,} rows",
-            "R² on unseen rows",
+            UNSEEN,
             mean_of(share),
             now,
             scatter_of(share),
@@ -145,6 +146,22 @@ def read_rows(former: Path) -> Iterator[Row]:
         yield "bands", case, "coverage", before["coverage"], coverage, None
 
 
+def read_models(former: Path) -> Iterator[Row]:
+    """Tree models and models of other libraries, as present and earlier results have them."""
+    title = "Share of the margin's variance"
+    for before, now in zip(
+        records(former, "trees", title), records(RESULTS, "trees", title), strict=True
+    ):
+        cells = before["NObSP"], now["NObSP"]
+        case = f"{now['table']}, {now['model']}"
+        yield "trees", case, UNSEEN, mean_of(cells[0]), mean_of(cells[1]), scatter_of(cells[0])
+
+    column = "share explained, unseen rows"
+    earlier = {row["model"]: row[column] for row in records(former, "models", "One row a model")}
+    for now in records(RESULTS, "models", "One row a model"):
+        yield "models", now["model"], UNSEEN, earlier[now["model"]], now[column], None
+
+
 def _tell_lower(row: Row) -> str:
     """A cell that is lower, by how much, and why where that is known."""
     name = f"{row[0]}: {row[1]}"
@@ -166,6 +183,7 @@ def main() -> None:
         *(kept_unseen_rows() if chosen.keep_unseen else unseen_rows(chosen.former)),
         *recovery_rows(chosen.former),
         *read_rows(chosen.former),
+        *read_models(chosen.former),
     ]
     shares = [row for row in rows if row[0] != "bands" and row[2] != "headline"]
     lower = [row for row in shares if row[3] - row[4] > max(LEAST, row[5] or 0.0)]
