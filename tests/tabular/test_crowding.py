@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,15 +11,22 @@ import torch
 from torch import nn
 
 from nobsp import NObSP
+from nobsp.tabular import fit_together
 from nobsp.tabular.crowding import crowding
-from nobsp.tabular.examination import CROWDED
+from nobsp.tabular.examination import (
+    CROWDED,
+    NEIGHBOURHOODS_OF_CROWDED,
+    hold_out_neighbourhoods,
+)
 
 CLUSTERS = 50
 
 
-def rows_around_centres(columns: int, *, noise: float = 0.4, seed: int = 105) -> Any:
+def rows_around_centres(
+    columns: int, *, noise: float = 0.4, seed: int = 105, clusters: int = CLUSTERS
+) -> Any:
     generator = np.random.default_rng(seed)
-    centres = np.repeat(generator.normal(size=(CLUSTERS, columns)), 20, axis=0)
+    centres = np.repeat(generator.normal(size=(clusters, columns)), 20, axis=0)
     return centres + noise * generator.normal(size=centres.shape)
 
 
@@ -80,3 +88,34 @@ def test_crowded_rows_tell_both_shares_at_a_smaller_loss() -> None:
     assert told[0].severity == "note"
     assert "ridge was chosen" not in told[0].message
     assert "clusters" not in [finding.code for finding in others.findings]
+
+
+def test_few_clusters_are_found_though_more_neighbourhoods_would_split_them() -> None:
+    rows = rows_around_centres(6, noise=0.1, seed=2, clusters=20)
+    new = 1.01**0.5 * np.random.default_rng(0).normal(size=(2000, 6))
+    explainer = NObSP(tanh_network(6), interactions=0).fit(rows)
+    health = explainer.health()
+
+    assert "clusters" in [finding.code for finding in health.findings]
+    assert explainer.score(new) > 0.88  # 0.82 with the ridge that single rows choose
+
+
+def test_only_crowded_rows_without_names_are_divided_more_coarsely() -> None:
+    rows = rows_around_centres(6, noise=0.1, seed=2, clusters=20)
+    normal = np.random.default_rng(0).normal(size=(400, 6))
+    member = np.repeat(np.arange(20), 20)
+    assert n_neighbourhoods(rows) <= NEIGHBOURHOODS_OF_CROWDED
+    assert n_neighbourhoods(normal) > NEIGHBOURHOODS_OF_CROWDED
+    assert n_neighbourhoods(rows, groups=member) > NEIGHBOURHOODS_OF_CROWDED
+
+
+def n_neighbourhoods(rows: Any, **options: Any) -> int:
+    found = []
+
+    def hold_out(*given: Any) -> Any:
+        found.append(hold_out_neighbourhoods(*given))
+        return found[-1]
+
+    with patch.object(fit_together, "hold_out_neighbourhoods", hold_out):
+        NObSP(tanh_network(6), interactions=0).fit(rows, **options)
+    return int(found[-1].codes.max()) + 1

@@ -401,7 +401,7 @@ def _judge_clusters(setting: Setting, fit: RegressionFit) -> _Clusters:
 
     clustered = neighbourhoods.clustered
     is_named = setting.groups is not None
-    told = clustered if is_named else neighbourhoods.told(fit.sample)
+    told = clustered if is_named else neighbourhoods.told
     if not bool(told.any()):
         return _Clusters(fit, explained=neighbourhoods.explained, worst=not_clustered)
 
