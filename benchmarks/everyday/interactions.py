@@ -55,3 +55,14 @@ def group_without_its_pair() -> Outcome:
     rows, fresh = _draw()
     features = {"G": [0, 1], "c": 2, "d": 3}
     return judge(NObSP(_group_with_a_partner, features=features), rows, fresh)
+
+
+def _two_products(rows: Array) -> Array:
+    return rows[:, 0] * rows[:, 1] + rows[:, 2] * rows[:, 3] + 2 * rows[:, 0]
+
+
+@situation("a strong pair beside the one that is named", findings=("pair_left_out",), wanted=True)
+def pair_beside_a_named_one() -> Outcome:
+    rows, fresh = _draw()
+    explainer = NObSP(_two_products, features=list("abcd"), interactions=[("a", "b")])
+    return judge(explainer, rows, fresh)

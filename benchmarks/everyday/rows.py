@@ -123,6 +123,12 @@ def named_loose_clusters() -> Outcome:
     return judge(NObSP(tanh_network(10, scale=3.0)), rows, fresh, groups=member)
 
 
+@situation("50 wide clusters × 20 rows, no groups named", findings=("clusters",))
+def wide_clusters() -> Outcome:
+    rows, _, fresh = clustered_rows(clusters=50, rows_each=20, noise=0.4, columns=6, seed=101)
+    return judge(NObSP(tanh_network(6, seed=1), interactions=0), rows, fresh)
+
+
 @situation("10 sites × 100 rows, groups named", findings=("few_rows",))
 def named_sites() -> Outcome:
     rows, member, fresh = clustered_rows(clusters=10, rows_each=100, noise=0.3)
