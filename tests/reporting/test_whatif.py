@@ -85,13 +85,42 @@ def test_rows_with_gaps_and_unseen_levels_are_read_as_python_reads_them(show, ga
     opened = show(gaps_page, fresh=False)
     expected = functions(gaps.rows)
     parts, total = computed(
-        opened.page, opened.page.evaluate("[...Array(60).keys()].map(nobsp.row)")
+        opened.page,
+        opened.page.evaluate("[...Array(60).keys()].map(r => ({...nobsp.row(r), row: null}))"),
     )
     np.testing.assert_allclose(parts, expected.values, rtol=0, atol=1e-9)
     np.testing.assert_allclose(
         total, expected.base_values + expected.values.sum(1), rtol=0, atol=1e-9
     )
     assert opened.page.evaluate("nobsp.row(9).numbers[1]") is None
+    assert opened.complaints == []
+
+
+def test_known_rows_with_unseen_levels_have_what_the_model_told_of_them(show, gaps, gaps_page):
+    opened = show(gaps_page, fresh=False)
+    explanation = gaps.explanation
+    parts, total = computed(
+        opened.page, opened.page.evaluate("[...Array(60).keys()].map(nobsp.row)")
+    )
+    town = explanation.terms.index(("town",))
+    assert abs(explanation.values[0, town, 0]) > 0.01
+    np.testing.assert_allclose(parts, explanation.values, rtol=0, atol=1e-9)
+    residual = explanation.predictions - total
+    np.testing.assert_allclose(residual, explanation.residual, rtol=0, atol=1e-9)
+
+    opened.page.fill("#from-row", "0")
+    opened.page.click("#load-row")
+    left = opened.value("#whatif-account tr.left")
+    assert left == pytest.approx(explanation.residual[0, 0], abs=1e-9)
+    # Of a level that was seen its function tells.
+    opened.page.select_option("#controls select", label="oslo")
+    oslo = explanation.explainer.function("town")(np.array(["oslo"]))[0]
+    assert any(
+        float(value) == pytest.approx(oslo)
+        for value in opened.page.locator("#whatif-account tr.term", has_text="= oslo").evaluate_all(
+            "lines => lines.map(line => line.dataset.value)"
+        )
+    )
     assert opened.complaints == []
 
 
@@ -112,6 +141,8 @@ def test_a_row_with_a_gap_opens_and_can_be_tried(show, gaps, gaps_page, row):
     changed["b"] = np.nan
     expected = gaps.explainer.functions_(changed)
     total = float((expected.base_values + expected.values[0].sum(0))[0])
+    if row == 0:  # the model told of its town
+        total += gaps.explanation.values[0, gaps.explanation.terms.index(("town",)), 0]
     assert opened.value("#whatif-account tr.total") == pytest.approx(total, abs=1e-9, nan_ok=True)
     assert opened.complaints == []
 

@@ -33,6 +33,10 @@ if (table) {
   held.beyond = [...Array(held.count).keys()].map(() => []);
   for (const [k, rows] of Object.entries(held.outside)) rows.forEach((row) => held.beyond[row].push(Number(k)));
   held.far = new Set(unpacked(held.far));
+  for (const told of Object.values(held.told)) {
+    told.places = new Map(Array.from(unpacked(told.rows), (row, place) => [row, place]));
+    told.values = unpacked(told.values);
+  }
   table.singles.forEach((term) => table.features[term.features[0]].columns?.forEach((about) => { about.few = fewValues(about, term); about.missing = Boolean(term.axes[0]?.missing); }));
 }
 
@@ -54,11 +58,18 @@ function readTable(term, point, values = term.values) {
 // A term's contributions at a point. A term without a table needs the network, which ran on the rows only: it is known for
 // a row as long as nobody moves its features, and null otherwise.
 function contribution(term, point) {
-  if (term.values) return readTable(term, point);
+  if (term.values) return toldOf(term, point) ?? readTable(term, point);
   const { direct } = table.rows, outputs = table.outputs.length, { row } = point;
   if (!direct || row === undefined || row === null || term.features.some((k) => moved(k, point))) return null;
   const at = (row * table.untabled.length + table.untabled.indexOf(term)) * outputs;
   return direct.slice(at, at + outputs);
+}
+
+// What the model told of a row with a level that the term's table does not have; null elsewhere, and once it is moved.
+function toldOf(term, point) {
+  const told = table.rows.told[term.position], place = told?.places.get(point.row), outputs = table.outputs.length;
+  if (place === undefined || term.features.some((k) => moved(k, point))) return null;
+  return told.values.slice(place * outputs, (place + 1) * outputs);
 }
 
 // The term of the same features before anybody changed it, null where nobody did or it is not known.

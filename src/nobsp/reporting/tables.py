@@ -84,8 +84,16 @@ class Shown:
         direct = len(self.account.terms) - len(self.functions.tables)
         numbers = len(self.columns) + (2 + direct) * len(self.account.output_names)
         outside = self.account.outside.sum() / len(self.account)
-        bytes_of_row = 8 * numbers + int(4 * outside) + 8
+        told = (4 + 8 * len(self.account.output_names)) * self._told / len(self.account)
+        bytes_of_row = 8 * numbers + int(4 * outside + told) + 8
         return min(MOST_ROWS, max(1, (ROOM - self.size) // bytes_of_row))
+
+    @property
+    def _told(self) -> int:
+        """How many contributions of rows are in the page beside the tables."""
+        tables = self.functions.tables
+        rows = [_rows_with_unseen_levels(self.account, self.functions, table) for table in tables]
+        return sum(map(len, rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,6 +278,10 @@ def _fit_on_page(explanation: Explanation, functions: Functions) -> Shown:
     functions = with_bands(functions)
     columns, n_rows = read_columns(functions, explanation.data)
     every_value, _ = read_tables(functions, columns, n_rows)
+    for position, table in enumerate(functions.tables):
+        rows = _rows_with_unseen_levels(explanation, functions, table)
+        term = explanation.terms.index(functions.terms[position])
+        every_value[rows, position] = explanation.values[rows, term]
     strengths = _mean_size(every_value).sum(1)
     fitting, size = drop_weakest(functions, strengths, ROOM // 2)
 
@@ -289,6 +301,14 @@ def _fit_on_page(explanation: Explanation, functions: Functions) -> Shown:
     )
     dropped = len(functions.tables) - len(fitting.tables)
     return Shown(fitting, columns, account, dropped=dropped, size=size)
+
+
+def _rows_with_unseen_levels(
+    explanation: Explanation, functions: Functions, table: TermTable
+) -> Positions:
+    """Rows with a level that a term's table does not have: the model told of them, if it ran."""
+    levels = [feature for feature in table.features if feature in level_axes(functions)]
+    return np.flatnonzero(explanation.outside[:, levels].any(1))
 
 
 def _mean_size(values: FloatArray) -> FloatArray:
@@ -381,10 +401,22 @@ def _rows_for_page(shown: Shown, labels: Labels, rows: Positions, names: Names) 
         "outside": outside,
         "far": packed_codes(np.flatnonzero(account.far)),
         "direct": packed(direct) if direct.shape[1] else None,
+        "told": _told_for_page(shown.functions, account),
         "predictions": packed(account.predictions) if model_ran else None,
         "residuals": packed(account.residual) if model_ran else None,
         "labels": packing.packed_labels(labels, rows),
     }
+
+
+def _told_for_page(functions: Functions, account: Explanation) -> PageData:
+    """Per term the rows whose levels its table does not have, and what the model told of them."""
+    told = {}
+    for position, table in enumerate(functions.tables):
+        rows = _rows_with_unseen_levels(account, functions, table)
+        if len(rows):
+            values = account.values[rows, position]
+            told[str(position)] = {"rows": packed_codes(rows), "values": packed(values)}
+    return told
 
 
 def _number_columns(shown: Shown, rows: Positions) -> PageData:
