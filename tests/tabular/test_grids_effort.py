@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from nobsp import NObSP
-from nobsp.tabular import fit_together
+from nobsp.tabular import fit_together, grids
 from nobsp.tabular.grids import (
     Costs,
     Meter,
@@ -52,6 +52,22 @@ def test_no_more_rows_are_run_than_allowed(limit: int) -> None:
 
     assert model.rows <= explainer.health().forward_rows <= limit
     assert "budget" in {finding.code for finding in explainer.health().findings}
+
+
+def test_notes_of_coarse_tables_say_all_rows_that_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that were run after the tables were made, to check them."""
+    monkeypatch.setattr(grids, "_MOST_OPERATIONS", 100)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        *(torch.nn.Linear(20, 32), torch.nn.Tanh(), torch.nn.Linear(32, 32), torch.nn.ReLU()),
+        torch.nn.Linear(32, 1),
+    )
+    rows = np.random.default_rng(0).normal(size=(300, 20))
+    health = NObSP(model, max_forward_rows=12_000).fit(rows).health()
+
+    notes = {finding.code: finding.message for finding in health.findings}
+    assert f"{health.forward_rows:,} rows were run" in notes["economy"]
+    assert f"{health.forward_rows:,} rows were run" in notes["budget"]
 
 
 def test_a_limit_that_is_not_reached_changes_nothing() -> None:

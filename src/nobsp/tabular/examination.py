@@ -225,7 +225,7 @@ def _notes(setting: Setting, terms: FittedTerms, meter: Meter) -> list[Finding]:
         notes.append(Finding("note", code, subject, message))
 
     if terms.economy:
-        rows = f"{terms.forward_rows:,} rows were run through the model"
+        rows = f"{meter.spent:,} rows were run through the model"
         note("economy", f"The model is large, or has many features, so tables are coarse: {rows}.")
     if meter.reduced:
         note(

@@ -496,7 +496,6 @@ def fit_terms(
         traces=_traces(selected.tables, selected.terms),
         strengths=selected.screen.strengths,
         strength_scatter=selected.screen.scatter,
-        forward_rows=meter.spent,
         economy=effort.most_knots < FULL.most_knots,
         thresholds=_count_thresholds(domains, selection.maker.effort),
         offsets=_prior_offsets(selected.tables),

@@ -645,7 +645,6 @@ class FittedTerms:
     strengths: dict[Subset, float]
     # standard errors of the strengths
     strength_scatter: dict[Subset, float]
-    forward_rows: int
     economy: bool  # whether the model takes too many operations a row for full tables
     thresholds: dict[int, tuple[int, int]]  # of a feature's steps: those in its table, and all
     # what a feature's prior part is measured from; for levels that were not seen
