@@ -447,6 +447,22 @@ def test_a_gap_that_is_filled_is_not_blamed_alone(frame_of: Frames) -> None:
         read(frame, encode=fill_ages)
 
 
+def logarithm(X: Any) -> Any:
+    """Of numbers below zero it makes NaN, of zero an infinite number."""
+    with np.errstate(all="ignore"):
+        return np.log(np.asarray(X, dtype=np.float64))
+
+
+@pytest.mark.parametrize(("value", "made"), [(-1.5, "NaN"), (0.0, "an infinite number")])
+def test_a_value_of_which_the_preprocessing_makes_a_gap_is_named(
+    frame_of: Frames, value: float, made: str
+) -> None:
+    ages = [30.0] * 17
+    frame = frame_of({"age": [*ages[:11], value, *ages[12:]], "income": [1.0] * 17})
+    with pytest.raises(ValueError, match=rf"in row 11: column 'age' is {value}, .* makes {made}\."):
+        read(frame, encode=logarithm)
+
+
 def test_an_infinite_number_is_found_behind_a_missing_one(frame_of: Frames) -> None:
     frame = frame_of({"age": [30.0, float("nan")], "income": [1.0, float("inf")]})
     with pytest.raises(ValueError, match=r"infinite in row 1, column 'income'"):

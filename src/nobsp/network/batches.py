@@ -35,7 +35,7 @@ from nobsp.arguments import (
     require_whole_number,
 )
 from nobsp.frames import is_missing, match_columns
-from nobsp.network.refusals import REFUSALS, wrapped_refusal
+from nobsp.network.refusals import REFUSALS, gap_made, wrapped_refusal
 
 if TYPE_CHECKING:
     from nobsp.network.adapted import Adapted
@@ -331,22 +331,39 @@ class _Reader:
             rows = self.cut(table, start, stop, first_row=first_row)
             bad = first_non_finite(rows) if self.strict else None
             if bad is not None:
-                row = first_row + start + bad[0]
-                gaps = _gaps(table, start + bad[0]) if encoded else []
-                if len(gaps) == 1:
-                    raise ValueError(
-                        f"{_missing(self.argument, *gaps[0], row)} The model's preprocessing "
-                        "leaves them as they are, and the model does not take them."
-                    )
-                value = "NaN" if bool(rows[bad].isnan()) else "infinite"
-                said = f"the encoded {self.argument}" if encoded else self.argument
-                column = bad[1] if encoded or table.names is None else table.names[bad[1]]
-                message = _missing(said, value, column, row)
-                if gaps:
-                    listed = join_names([name for _, name in gaps], _MOST_GAPS)
-                    message += f" In this row of {self.argument}, {listed} are missing or infinite."
-                raise ValueError(message)
+                raise self._non_finite(table, rows, bad, start=start, first_row=first_row)
             yield rows, table.native(start, stop) if encoded else None
+
+    def _non_finite(
+        self, table: _Table, rows: Tensor, bad: tuple[int, ...], *, start: int, first_row: int
+    ) -> ValueError:
+        """An error about the first number that is not finite, by the caller's own columns."""
+        value = "NaN" if bool(rows[bad].isnan()) else "infinite"
+        row = first_row + start + bad[0]
+        if self.encode is None:
+            column = bad[1] if table.names is None else table.names[bad[1]]
+            return ValueError(_missing(self.argument, value, column, row))
+
+        gaps = _gaps(table, start + bad[0])
+        if len(gaps) == 1:
+            return ValueError(
+                f"{_missing(self.argument, *gaps[0], row)} The model's preprocessing "
+                "leaves them as they are, and the model does not take them."
+            )
+        message = _missing(f"the encoded {self.argument}", value, bad[1], row)
+        if gaps:
+            listed = join_names([name for _, name in gaps], _MOST_GAPS)
+            return ValueError(
+                f"{message} In this row of {self.argument}, {listed} are missing or infinite."
+            )
+        made = gap_made(
+            self.encode,
+            table.native(start, start + len(rows)),
+            value=value if value == "NaN" else "an infinite number",
+            argument=self.argument,
+            first_row=first_row + start,
+        )
+        return ValueError(made or message)
 
     def begin(self, table: _Table) -> Tensor:
         """The first rows as the model takes them, as few as tell their columns."""

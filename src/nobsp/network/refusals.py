@@ -57,6 +57,27 @@ def wrapped_refusal(
     return kind(f"{argument} does not pass the model's preprocessing{reason}{hint}")
 
 
+def gap_made(
+    encode: Callable[[Any], Any], rows: Any, *, value: str, argument: str, first_row: int
+) -> str:
+    """A message about the first value of which a preprocessing makes NaN or an infinite number.
+
+    It is empty where no single column makes the row so.
+    """
+
+    def encode_to_finite(some: Any) -> None:
+        with np.errstate(all="ignore"):
+            encoded = np.asarray(encode(some), dtype=np.float64)
+        if not np.isfinite(encoded).all():
+            raise ValueError(value)
+
+    blamed = _find_blamed(encode_to_finite, rows)
+    if blamed is None or blamed.column is None:
+        return ""
+    where = _describe(blamed, first_row)
+    return f"{argument} does not pass the model's preprocessing{where}, of which it makes {value}."
+
+
 def _describe(blamed: _Blamed | None, first_row: int | None) -> str:
     """The row and the column that are refused, in words; empty where neither is known."""
     if blamed is None:
