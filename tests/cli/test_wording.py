@@ -26,6 +26,7 @@ def products(rows):
         ("Name the clusters with fit(X, groups=...), for example", "--groups"),
         ("Fit it by name with interactions=[…] to see it.", "--interactions FIRST:SECOND"),
         ("as interactions=0 fits none", "--interactions 0"),
+        ("groups ('shop') has one group only", "--groups shop has one group only"),
         ("max_forward_rows=2,000 is too few", "--max-forward-rows 2000"),
         ("use NObSP(batch_size=64)", "--batch-size 64"),
         ("fit with interactions=[..., ('a', 'b c')].", "--interactions 'a:b c'"),

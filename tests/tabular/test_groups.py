@@ -140,6 +140,17 @@ def test_groups_that_make_no_sense_are_refused(groups: Any, said: str) -> None:
         NObSP(network(8)).fit(rows, groups=groups)
 
 
+def test_a_column_of_groups_that_makes_no_sense_is_named() -> None:
+    rows = np.random.default_rng(0).normal(size=(100, 8))
+    frame = pd.DataFrame(rows, columns=[f"c{k}" for k in range(8)]).assign(shop="a")
+    with pytest.raises(ValueError, match=r"groups \('shop'\) has one group only"):
+        NObSP(network(8)).fit(frame, groups="shop")
+    shop = frame.pop("shop")
+    shop[3] = None
+    with pytest.raises(ValueError, match=r"groups \('shop'\) has a missing value in row 3"):
+        NObSP(network(8)).fit(frame, groups=shop)
+
+
 def test_a_group_column_that_is_not_there_is_refused() -> None:
     rows = np.random.default_rng(0).normal(size=(100, 8))
     with pytest.raises(TypeError, match="groups is the name 'customer', but X is a ndarray"):

@@ -21,6 +21,7 @@ def _name_terms(advice: re.Match[str]) -> str:
 _OPTIONS = (
     (r"Name the clusters with fit\(X, groups=\.\.\.\)", "Name their column with --groups"),
     (r"fit\(X, groups=[^)]*\)", "--groups COLUMN"),
+    (r"groups \('([^']*)'\) has", r"--groups \1 has"),
     (r"NObSP\.suggest_features", "--groups NAME=COLUMN,COLUMN"),
     (r"Fit all with the same interactions=\[\.\.\.\]", "Fit all with the same --interactions"),
     (r"interactions=\[\.\.\., (\(.+?\))\]", _name_terms),

@@ -21,6 +21,9 @@ def resolve_groups(
     A column that the model takes stays a feature. A model that names no columns is taken not to
     know it, unless `features` names it.
     """
+    # A column of a frame has its name.
+    name = groups if isinstance(groups, str) else getattr(groups, "name", None)
+    argument = "groups" if name is None else f"groups ({str(name)!r})"
     if isinstance(groups, str):
         X, values = _take_column(X, groups, model=model, features=features)
     else:
@@ -36,8 +39,8 @@ def resolve_groups(
     missing = [position for position, value in enumerate(values.tolist()) if is_missing(value)]
     if missing:
         raise ValueError(
-            f"groups has a missing value in row {missing[0]}; give every row a group. A row on its "
-            "own needs its own group."
+            f"{argument} has a missing value in row {missing[0]}; give every row a group. A row on "
+            "its own needs its own group."
         )
 
     _, codes = np.unique(
@@ -45,8 +48,8 @@ def resolve_groups(
     )
     if codes.max(initial=0) == 0:
         raise ValueError(
-            "groups has one group only, so that no rows could be held out; name at least two, or "
-            "leave it out."
+            f"{argument} has one group only, so that no rows could be held out; name at least two, "
+            "or leave it out."
         )
 
     return X, codes.astype(np.intp)
