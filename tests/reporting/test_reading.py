@@ -138,7 +138,10 @@ def test_rows_explained_worse_than_the_headline_are_told_on_the_first_screen(sho
 
     page = show(report(explanation, tmp_path / "page.html")).page
 
-    assert page.locator(".finding.warning[data-code=fresh_rows]").count() == 1
+    (warning,) = page.locator(".finding.warning[data-code=fresh_rows]").all()
+    share = f"R² {explanation.explained()[0]:.3f}".replace("-", "−")
+    assert page.inner_text("#ledger > p") == f"Variance over the 100 rows shown here: {share}"
+    assert share.replace("R² ", "is ") in warning.inner_text()
 
 
 def test_far_combinations_are_told_and_marked_among_the_rows(show, tmp_path):

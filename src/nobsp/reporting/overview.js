@@ -42,6 +42,9 @@ function drawHeadline(share, inside) {
   byId("share-words").replaceChildren(...said, heldOut ? ` (${measure}).` : " (R²).", make("span", { className: "quiet", textContent: told + clustered }));
 }
 
+// R² as the summary and the findings write it.
+const threeDecimals = (share) => (share < 0 ? "−" : "") + Math.abs(share).toFixed(3);
+
 function strongLine(k, o, largest, scale) {
   const term = table.singles.find((t) => t.features[0] === k);
   const main = make("span", { className: "fill" }), more = make("span", { className: "fill light" });
@@ -65,6 +68,7 @@ function drawLedger(shares) {
     bar.append(part);
     key.append(make("li", {}, make("span", { className: "dot " + kind, "aria-hidden": "true" }), `${name} ${percent(share)}`));
   }
-  const rows = make("p", { className: "quiet", textContent: `Variance over the ${counted(table.residuals.rows, "row")} shown here` });
+  const left = kept.find(([name]) => name === "left over")?.[1];
+  const rows = make("p", { className: "quiet", textContent: `Variance over the ${counted(table.residuals.rows, "row")} shown here: R² ${threeDecimals(1 - left)}` });
   place.replaceChildren(...(kept.length ? [rows, bar, key] : []));
 }
