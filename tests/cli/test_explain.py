@@ -174,6 +174,9 @@ def test_rows_outside_the_range_are_one_note_with_a_count(
     assert written.index[written["outside"]].tolist() == [3, 7, 9]
     words = nobsp("explain", *options, *FAST, "--no-report", "--out", tmp_path / "again").out
     assert words.count("flagged in the column `outside`") == 1
+    # Row 9, whose income is missing.
+    assert [e["severity"] for e in found["health"] if e["code"] == "no_predictions"] == ["note"]
+    assert words.count("note: 1 of 60 rows have no prediction") == 1
 
 
 def _write_correlated(folder: Path) -> tuple[Path, Path]:

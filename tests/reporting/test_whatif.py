@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,15 @@ def test_the_page_says_how_far_the_account_is_from_the_model(show, classes, clas
     median = np.median(np.abs(classes.explanation.residual[:, 0]))
     assert f"half within {median:.3g}" in said
     assert "300 rows" in said
+
+
+def test_rows_without_a_prediction_are_counted(show, mixed, tmp_path):
+    explanation = mixed.explanation[:50]
+    predictions = explanation.predictions.copy()
+    predictions[7] = np.nan
+    some = replace(explanation, predictions=predictions)
+    page = show(report(some, tmp_path / "page.html")).page
+    assert "1 of 50 rows have no prediction" in page.inner_text("[data-code=no_predictions]")
 
 
 def test_without_predictions_nothing_is_claimed_of_the_model(show, mixed, tmp_path):

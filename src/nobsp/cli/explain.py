@@ -434,13 +434,14 @@ def _describe_score(score_of: Mapping[str, Any] | None) -> str:
 def _summarise(
     output: OutputOptions, data: Data, calibration: Data, explainer: NObSP, explanation: Explanation
 ) -> dict[str, Any]:
-    from nobsp.tabular.health import outside_finding, sort_findings
+    from nobsp.tabular.health import outside_finding, sort_findings, unpredicted_finding
 
     state = explainer.health()
-    findings = [*state.findings, *explanation.findings]
-    outside_range = outside_finding(explanation.outside, explanation.feature_names)
-    if outside_range is not None:
-        findings.append(outside_range)
+    about_rows = (
+        outside_finding(explanation.outside, explanation.feature_names),
+        unpredicted_finding(explanation.predictions),
+    )
+    findings = [*state.findings, *explanation.findings, *filter(None, about_rows)]
     has_clusters = any(finding.code == "clusters" for finding in findings)
     names = explainer.output_names_
     shares = _shares_of_outputs(

@@ -27,7 +27,7 @@ from nobsp.reporting.audits import (
 from nobsp.reporting.packing import Fact, Labels, Names, PageData, known, packed, packed_codes
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions, with_bands
-from nobsp.tabular.health import outside_finding, sort_findings
+from nobsp.tabular.health import outside_finding, sort_findings, unpredicted_finding
 from nobsp.tabular.lookup import (
     Chunk,
     Feature,
@@ -696,11 +696,12 @@ def _findings_here(explanation: Explanation, shown: Shown) -> list[Finding]:
         subject = _join([" × ".join(term) for term in left_out])
         findings.append(Finding("note", "not_run", subject, message))
 
-    not_run = rows - int(np.isfinite(explanation.predictions).all(1).sum())
-    if not_run:
-        scope = "" if not_run == rows else f" on {count(not_run, 'row')}"
-        message = f"The model was not run{scope}: predictions and residuals are not known there."
+    unpredicted = unpredicted_finding(explanation.predictions)
+    if not np.isfinite(explanation.predictions).any():
+        message = "The model was not run: predictions and residuals are not known there."
         findings.append(Finding("note", "no_predictions", "", message))
+    elif unpredicted is not None:
+        findings.append(unpredicted)
     return findings
 
 

@@ -356,6 +356,19 @@ def outside_finding(outside: NDArray[np.bool_], feature_names: Sequence[str]) ->
     return Finding(_severity(number, len(outside)), "outside", subject, message)
 
 
+def unpredicted_finding(predictions: FloatArray) -> Finding | None:
+    """How many rows have no prediction; None where all have one."""
+    number = int((~np.isfinite(predictions).all(1)).sum())
+    if not number:
+        return None
+    message = (
+        f"{number:,} of {len(predictions):,} rows have no prediction, as the model does not take "
+        "one of their values, such as a missing one. Their residuals are not known, and R² leaves "
+        "them out."
+    )
+    return Finding("note", "no_predictions", "", message)
+
+
 def _severity(number: int, rows: int) -> str:
     """A warning where it concerns many rows, a note where few."""
     is_many = number >= MANY_ROWS * rows and number > 1
