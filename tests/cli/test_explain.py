@@ -150,6 +150,19 @@ def test_the_background_is_as_large_as_asked_for(
     assert (done.code, made[0]["background"]) == (0, 5)
 
 
+def test_a_long_calibration_is_announced_on_stderr_in_options(
+    nobsp: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nobsp.tabular.grids._LONG", 0.0)
+    options = (*HOUSE, *FAST, "--no-report", "--json")
+    done = nobsp("explain", *options, "--out", tmp_path / "out")
+    quiet = nobsp("explain", *options, "--quiet", "--out", tmp_path / "quiet")
+    assert done.err.count("note: calibrating takes about") == 1
+    assert "--max-forward-rows limits them" in done.err
+    assert json.loads(done.out)["rows"] > 0
+    assert quiet.err == ""
+
+
 def test_rows_outside_the_range_are_one_note_with_a_count(
     nobsp: Run, home: Path, tmp_path: Path
 ) -> None:

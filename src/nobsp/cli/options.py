@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as javascript
+import logging
 import shutil
 import sys
 import warnings
@@ -86,14 +87,28 @@ class Console:
 
     @contextmanager
     def note_warnings(self) -> Iterator[None]:
-        """Warnings for users become notes on stderr; those for programmers show with --debug."""
-        with warnings.catch_warnings():
+        """Warnings for users become notes on stderr; those for programmers show with --debug.
+
+        So does what the package logs, such as how long a calibration will take.
+        """
+        with self._note_logged(), warnings.catch_warnings():
             if not self.debug:
                 warnings.simplefilter("default")
                 for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
                     warnings.simplefilter("ignore", category)
                 warnings.showwarning = self.note
             yield
+
+    @contextmanager
+    def _note_logged(self) -> Iterator[None]:
+        handler = logging.Handler()
+        handler.emit = lambda record: self.note(record.getMessage())  # type: ignore[method-assign]
+        logger = logging.getLogger("nobsp")
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
 
     def note(self, message: Warning | str, *_: Any, **__: Any) -> None:
         """Reports a warning on stderr."""
