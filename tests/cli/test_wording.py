@@ -24,7 +24,7 @@ def products(rows):
     ("said", "option"),
     [
         ("Name the clusters with fit(X, groups=...), for example", "--groups"),
-        ("Fit it by name with interactions=[…] to see it.", "--interactions FIRST:SECOND"),
+        ("Fit by name what you want to see, with interactions=[…].", "--interactions FIRST:SECOND"),
         ("as interactions=0 fits none", "--interactions 0"),
         ("groups ('shop') has one group only", "--groups shop has one group only"),
         ("max_forward_rows=2,000 is too few", "--max-forward-rows 2000"),

@@ -1026,32 +1026,35 @@ def name_pairs_left_out(
         for pair in left_out[:MOST_NAMED]
     )
     more = f" and {len(left_out) - MOST_NAMED} more" if len(left_out) > MOST_NAMED else ""
-    reason = (
-        "single features explain the rows without it: their curves carry its part, and differ from "
-        "the average effect"
-    )
-    if 1 - explained >= strengths[left_out[0]] ** 2:  # what is unexplained has room for it
-        reason = (
-            "held-out rows were explained no better with it: its part is in the residual, or in "
-            "the curves of its features where these depend on each other"
-        )
-    if not explained >= LOW_SHARE:
-        reason = (
-            "held-out rows were explained no better with it, which may be for want of rows: its "
-            "part is in the residual"
-        )
-    if limit:
-        reason = (
-            f"{limit}: its part is in the residual, or in the curves of its features where these "
-            "depend on each other"
-        )
+    is_one = len(left_out) == 1
+    reason = _why_left_out(explained, strengths[left_out[0]], limit, it="it" if is_one else "them")
     message = (
-        f"A strong pair was not fitted, as {reason}. The number is its strength, as a share of the "
-        "output's spread. Fit it by name with interactions=[…] to see it."
+        f"{'A strong pair was' if is_one else 'Strong pairs were'} not fitted, as {reason}. The "
+        f"number is {'its' if is_one else 'their'} strength, as a share of the output's spread. "
+        "Fit by name what you want to see, with interactions=[…]."
     )
     if "±" in listed:
         message += " What follows ± is its standard error, as it was measured on few rows."
     return [Finding("note", "pair_left_out", f"{listed}{more}", message)]
+
+
+def _why_left_out(explained: float, strength: float, limit: str, *, it: str) -> str:
+    """Why strong pairs have no term, and where their parts are; `it` stands for the pairs."""
+    its = "its part is" if it == "it" else "their parts are"
+    elsewhere = f"{its} in the residual, or in the curves of features that depend on each other"
+    if limit:
+        return f"{limit}: {elsewhere}"
+    if not explained >= LOW_SHARE:
+        return (
+            f"held-out rows were explained no better with {it}, which may be for want of rows: "
+            f"{its} in the residual"
+        )
+    if 1 - explained >= strength**2:  # what is unexplained has room for it
+        return f"held-out rows were explained no better with {it}: {elsewhere}"
+    return (
+        f"single features explain the rows without {it}: {its} in their curves, which differ from "
+        "the average effect"
+    )
 
 
 def _with_error(strength: float, error: float) -> str:
