@@ -217,3 +217,14 @@ def test_a_pair_for_which_no_forward_rows_were_left_is_named() -> None:
     (named,) = (f for f in explainer.health().findings if f.code == "pair_left_out")
     assert named.subject.startswith("x0 × x1 ")
     assert "max_forward_rows=1,500 left none" in named.message
+
+
+def test_a_level_that_one_row_has_is_in_one_half_of_the_rows() -> None:
+    """So that halves had other numbers of bins, and no calibration was possible."""
+    rows = np.random.default_rng(0).integers(0, 2, (300, 12)).astype(float)
+    rows[5, 0] = 2.0
+
+    health = NObSP(lambda X: X[:, 0] + 2 * X[:, 1] * X[:, 2], interactions=0).fit(rows).health()
+
+    (named,) = (f for f in health.findings if f.code == "pair_left_out")
+    assert named.subject.startswith("x1 × x2 ")

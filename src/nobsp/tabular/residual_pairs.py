@@ -52,7 +52,10 @@ def strengths_in_residual(
     features = sorted(bins)
     codes = np.stack([bins[k] for k in features])
     residual = _drawn_in(_least_explained(fit))
-    one, other = (_Cells.of(codes[:, rows], residual[rows]) for rows in _halves(fit.sample))
+    width = int(codes.max()) + 1
+    one, other = (
+        _Cells.of(codes[:, rows], residual[rows], width=width) for rows in _halves(fit.sample)
+    )
 
     both = one.counts * other.counts
     share = torch.where(both > 0, one.counts + other.counts, 0.0) / len(residual)
@@ -77,9 +80,11 @@ class _Cells:
     variance: Tensor  # of the residual, (outputs,)
 
     @classmethod
-    def of(cls, codes: NDArray[np.intp], residual: Tensor) -> _Cells:
-        """The cells of rows with these bins, (features, rows), and residuals, (rows, outputs)."""
-        width = int(codes.max()) + 1
+    def of(cls, codes: NDArray[np.intp], residual: Tensor, *, width: int) -> _Cells:
+        """The cells of rows with these bins, (features, rows), and residuals, (rows, outputs).
+
+        `width` is how many bins there are, of which these rows need not have all.
+        """
         # Of single precision: counts are whole numbers, and means need a few digits.
         is_in = torch.nn.functional.one_hot(torch.from_numpy(codes), width).float()
         columns = is_in.movedim(1, 0).flatten(1)  # (rows, features × bins)
