@@ -228,3 +228,27 @@ def test_a_level_that_one_row_has_is_in_one_half_of_the_rows() -> None:
 
     (named,) = (f for f in health.findings if f.code == "pair_left_out")
     assert named.subject.startswith("x1 × x2 ")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_what_rows_of_a_cluster_have_in_common_is_no_pair(named: bool) -> None:
+    """Each cluster has a value of its own: few clusters tell no pair, however many rows they have.
+
+    Rows counted one by one named up to 15 pairs.
+    """
+    found = []
+    for seed in range(4):
+        generator = np.random.default_rng(seed)
+        centres = generator.normal(size=(40, 6))
+        offsets = generator.normal(size=40)
+        member = np.repeat(np.arange(40), 10)
+        rows = centres[member] + 0.05 * generator.normal(size=(400, 6))
+
+        def model(rows: Array, centres: Array = centres, offsets: Array = offsets) -> Array:
+            nearest = np.square(rows[:, None] - centres).sum(2).argmin(1)
+            values: Array = rows[:, 0] + offsets[nearest]
+            return values
+
+        explainer = NObSP(model, interactions=0).fit(rows, groups=member if named else None)
+        found += [f for f in explainer.health().findings if f.code == "pair_left_out"]
+    assert not found

@@ -145,7 +145,8 @@ def _pairs_left_out(
     if not strengths and are_worth_looking_for(terms.fit):
         sizes = zip(terms.fit.pieces, terms.fit.sizes, strict=True)
         mains = {piece.term[0]: size for piece, size in sizes if len(piece.term) == 1}
-        strengths = strengths_in_residual(terms.fit, setting.domains, mains)
+        units = _units_in_residual(terms.fit.sample, named=setting.groups is not None)
+        strengths = strengths_in_residual(terms.fit, setting.domains, mains, units)
         limit = limit or _why_none_were_looked_for(meter)
     return name_pairs_left_out(
         strengths,
@@ -155,6 +156,17 @@ def _pairs_left_out(
         limit=limit,
         scatter=terms.strength_scatter,
     )
+
+
+def _units_in_residual(rows: Sample, *, named: bool) -> Codes:
+    """Which rows belong together: neighbours, where rows crowd together that nobody named.
+
+    What neighbours have in common looks like pairs otherwise.
+    """
+    if named or not _is_crowded(replace(rows, groups=None)):
+        return rows.units()
+    generator = np.random.default_rng(0)
+    return find_neighbourhoods(rows.inputs, generator=generator, most=NEIGHBOURHOODS_OF_CROWDED)
 
 
 def _why_none_were_looked_for(meter: Meter) -> str:

@@ -38,13 +38,14 @@ _SWEEPS = 5
 
 
 def strengths_in_residual(
-    fit: RegressionFit, domains: Sequence[Domain], sizes: Mapping[int, float]
+    fit: RegressionFit, domains: Sequence[Domain], sizes: Mapping[int, float], units: Codes
 ) -> dict[Subset, float]:
     """Pairs that the residual of held-out rows holds for certain, strongest first.
 
     A strength is the spread that two features make only together, as a share of the output's and
     as far as few bins show it. Of several outputs it is the largest. `sizes` says how large the
-    functions of the single features are.
+    functions of the single features are, and `units` has a number for every row, the same for rows
+    that belong together.
     """
     bins = _bins_of_features(domains, fit.sample, sizes)
     if len(bins) < 2:
@@ -53,15 +54,14 @@ def strengths_in_residual(
     codes = np.stack([bins[k] for k in features])
     residual = _drawn_in(_least_explained(fit))
     width = int(codes.max()) + 1
-    one, other = (
-        _Cells.of(codes[:, rows], residual[rows], width=width) for rows in _halves(fit.sample)
-    )
+    one, other = (_Cells.of(codes[:, rows], residual[rows], width=width) for rows in _halves(units))
 
     both = one.counts * other.counts
     share = torch.where(both > 0, one.counts + other.counts, 0.0) / len(residual)
     squared = (share * one.means * other.means).sum((2, 4))  # (outputs, features, features)
     cells = (share.square() / both.clamp_min(1.0)).sum((1, 3)).sqrt()
-    error = (one.variance * other.variance).sqrt()[:, None, None] * cells
+    variance = (one.variance * other.variance).sqrt() * _inflation(residual, units)
+    error = variance[:, None, None] * cells
 
     pairs = list(combinations(range(len(features)), 2))
     least = _BEYOND_CHANCE + math.sqrt(2 * math.log(len(pairs)))
@@ -156,14 +156,21 @@ def _least_explained(fit: RegressionFit) -> Tensor:
     return residual[:, least]
 
 
+def _inflation(residual: Tensor, units: Codes) -> Tensor:
+    """How much more means vary, as rows that belong together have residuals in common."""
+    sums = residual.new_zeros(int(units.max()) + 1, residual.shape[1])
+    sums.index_add_(0, torch.from_numpy(units), residual)
+    together = sums.square().sum(0) / residual.square().sum(0)
+    return together.nan_to_num(1.0).clamp_min(1.0)
+
+
 def _drawn_in(residual: Tensor) -> Tensor:
     farthest = _FARTHEST * residual.square().mean(0).sqrt()
     return residual.clamp(-farthest, farthest)
 
 
-def _halves(sample: Sample) -> list[Tensor]:
-    """Rows of either half; rows that are held out together are in the same."""
-    units = sample.units()
+def _halves(units: Codes) -> list[Tensor]:
+    """Rows of either half; rows that belong together are in the same."""
     drawn = np.random.default_rng(0).permutation(int(units.max()) + 1)
     is_first = torch.from_numpy(drawn[units] % 2 == 0)
     return [is_first, ~is_first]
