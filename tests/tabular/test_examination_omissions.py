@@ -219,6 +219,28 @@ def test_a_pair_for_which_no_forward_rows_were_left_is_named() -> None:
     assert "max_forward_rows=1,500 left none" in named.message
 
 
+@pytest.mark.parametrize("limit", [None, 10**6])
+def test_pairs_whose_tables_would_be_too_large_have_this_as_the_reason(limit: int | None) -> None:
+    """A limit that leaves forward rows enough is no reason."""
+    generator = np.random.default_rng(0)
+    levels = generator.integers(0, 100, (4000, 2))
+    frequent = generator.random((4000, 2)) < 0.8
+    levels[frequent] = generator.integers(0, 2, frequent.sum())
+    frame = pd.DataFrame(levels, columns=["a", "b"]).astype(str)
+    frame[["x", "y"]] = generator.normal(size=(4000, 2))
+
+    def model(rows: pd.DataFrame) -> Array:
+        first, second = rows[["a", "b"]].astype(int).to_numpy().T
+        return np.where((first < 2) & (second < 2), 2.0 * (first == second) - 1, 0) + rows["x"]
+
+    features = {"a": ["a"], "b": ["b"], "both": ["x", "y"]}
+    health = NObSP(model, features=features, max_forward_rows=limit).fit(frame).health()
+
+    (named,) = (f for f in health.findings if f.code == "pair_left_out")
+    assert named.subject.startswith("a × b ")
+    assert "a table of its many levels" in named.message
+
+
 def test_a_level_that_one_row_has_is_in_one_half_of_the_rows() -> None:
     """So that halves had other numbers of bins, and no calibration was possible."""
     rows = np.random.default_rng(0).integers(0, 2, (300, 12)).astype(float)

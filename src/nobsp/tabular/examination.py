@@ -36,7 +36,7 @@ from nobsp.tabular.correction import (
 )
 from nobsp.tabular.crowding import crowding
 from nobsp.tabular.features import Domain
-from nobsp.tabular.grids import Meter, Tabulator
+from nobsp.tabular.grids import MOST_PAIR_NODES, Meter, Tabulator
 from nobsp.tabular.health import STANDARD_ERRORS, WORTH_TELLING, Health, TermHealth, sort_findings
 from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import Array, LevelAxis, NumberAxis, TermTable
@@ -147,7 +147,7 @@ def _pairs_left_out(
         mains = {piece.term[0]: size for piece, size in sizes if len(piece.term) == 1}
         units = _units_in_residual(terms.fit.sample, named=setting.groups is not None)
         strengths = strengths_in_residual(terms.fit, setting.domains, mains, units)
-        limit = limit or _why_none_were_looked_for(meter)
+        limit = limit or _why_none_were_looked_for(setting.domains, meter)
     return name_pairs_left_out(
         strengths,
         terms.order,
@@ -169,9 +169,10 @@ def _units_in_residual(rows: Sample, *, named: bool) -> Codes:
     return find_neighbourhoods(rows.inputs, generator=generator, most=NEIGHBOURHOODS_OF_CROWDED)
 
 
-def _why_none_were_looked_for(meter: Meter) -> str:
+def _why_none_were_looked_for(domains: Sequence[Domain], meter: Meter) -> str:
     """Why strengths of pairs are not known, though the caller asked for the pairs that pay."""
-    if meter.limit is not None:
+    levels = sorted(1 if d.levels is None else len(d.levels) for d in domains if d.tabulated)
+    if meter.limit is not None and math.prod(levels[:2]) <= MOST_PAIR_NODES:
         return f"max_forward_rows={meter.limit:,} left none to look for pairs"
     return "a table of its many levels would be too large"
 
