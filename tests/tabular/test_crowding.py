@@ -49,8 +49,11 @@ def crowding_of(rows: Any) -> float:
         lambda generator: (
             4 * generator.integers(0, 2, size=(800, 6)) + generator.normal(size=(800, 6))
         ),
+        lambda generator: (
+            np.exp(generator.normal(size=(800, 6))) * (generator.random((800, 6)) < 0.3)
+        ),
     ],
-    ids=["normal", "correlated", "skewed", "long tails", "uniform", "two humps"],
+    ids=["normal", "correlated", "skewed", "long tails", "uniform", "two humps", "mostly zero"],
 )
 def test_rows_of_any_marginals_do_not_crowd(draw: Any) -> None:
     assert crowding_of(draw(np.random.default_rng(0))) == pytest.approx(1.0, abs=0.15)

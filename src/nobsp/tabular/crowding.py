@@ -22,6 +22,8 @@ _RIDGE = 1e-6
 def crowding(inputs: Tensor) -> float:
     """Spread within neighbourhoods, as a share of that of normal rows with the same correlations.
 
+    Normal rows repeat values as often, such as the zero of amounts.
+
     About one for rows without clusters, however long their tails are, and where there are too few
     rows or numbers to tell. Numbers count by their ranks, and those of few values not at all.
     """
@@ -34,6 +36,9 @@ def crowding(inputs: Tensor) -> float:
     scores = np.stack([_normal_scores(column) for column in numbers], 1)
     normal = np.random.default_rng(0).normal(size=scores.shape)
     alike = _with_covariance(normal, _covariance(scores))
+    for k, column in enumerate(numbers):
+        if len(np.unique(column)) < len(column):
+            alike[:, k] = np.sort(scores[:, k])[alike[:, k].argsort().argsort()]
     return _spread_within(scores) / _spread_within(alike)
 
 

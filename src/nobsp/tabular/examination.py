@@ -140,21 +140,30 @@ def examine(
 def _pairs_left_out(
     setting: Setting, terms: FittedTerms, meter: Meter, *, explained: float, limit: str
 ) -> list[Finding]:
-    """Strong pairs without a term; where none were looked for, those that the residual holds."""
-    strengths = terms.strengths
-    if not strengths and are_worth_looking_for(terms.fit):
-        sizes = zip(terms.fit.pieces, terms.fit.sizes, strict=True)
-        mains = {piece.term[0]: size for piece, size in sizes if len(piece.term) == 1}
-        units = _units_in_residual(terms.fit.sample, named=setting.groups is not None)
-        strengths = strengths_in_residual(terms.fit, setting.domains, mains, units)
-        limit = limit or _why_none_were_looked_for(setting.domains, meter)
-    return name_pairs_left_out(
-        strengths,
+    """Strong pairs without a term; of those not looked for, what the residual holds."""
+    found = name_pairs_left_out(
+        terms.strengths,
         terms.order,
         setting.names,
         explained=explained,
         limit=limit,
         scatter=terms.strength_scatter,
+    )
+    n_tabulated = sum(domain.tabulated for domain in setting.domains)
+    has_others = len(terms.strengths) < math.comb(n_tabulated, 2)
+    if not has_others or not are_worth_looking_for(terms.fit):
+        return found
+
+    sizes = zip(terms.fit.pieces, terms.fit.sizes, strict=True)
+    mains = {piece.term[0]: size for piece, size in sizes if len(piece.term) == 1}
+    units = _units_in_residual(terms.fit.sample, named=setting.groups is not None)
+    seen = strengths_in_residual(terms.fit, setting.domains, mains, units)
+    others = {pair: seen[pair] for pair in seen if pair not in terms.strengths}
+    if not others:
+        return found
+    reason = limit or _why_not_looked_for(next(iter(others)), setting.domains, meter)
+    return found + name_pairs_left_out(
+        others, terms.order, setting.names, explained=explained, limit=reason
     )
 
 
@@ -169,12 +178,13 @@ def _units_in_residual(rows: Sample, *, named: bool) -> Codes:
     return find_neighbourhoods(rows.inputs, generator=generator, most=NEIGHBOURHOODS_OF_CROWDED)
 
 
-def _why_none_were_looked_for(domains: Sequence[Domain], meter: Meter) -> str:
-    """Why strengths of pairs are not known, though the caller asked for the pairs that pay."""
-    levels = sorted(1 if d.levels is None else len(d.levels) for d in domains if d.tabulated)
-    if meter.limit is not None and math.prod(levels[:2]) <= MOST_PAIR_NODES:
+def _why_not_looked_for(pair: Subset, domains: Sequence[Domain], meter: Meter) -> str:
+    """Why a pair's strength is not known, though the caller asked for the pairs that pay."""
+    levels = [domains[feature].levels for feature in pair]
+    nodes = math.prod(1 if axis is None else len(axis) for axis in levels)
+    if meter.limit is not None and nodes <= MOST_PAIR_NODES:
         return f"max_forward_rows={meter.limit:,} left none to look for pairs"
-    return "a table of its many levels would be too large"
+    return "a table of so many levels would be too large"
 
 
 def _health_of_terms(
@@ -598,7 +608,7 @@ LOSS_AT_THE_RIM = 0.3
 LARGEST_LOSS_AT_THE_RIM = 0.09
 # Rows whose spread within neighbourhoods is below this share of that of normal rows crowd together:
 # clusters of spread .4 around centres of spread 1 had .33 to .73, rows of any marginals without
-# clusters .84 to 1.07, a thin spiral .7. Of crowded rows a loss from the second figure is told.
+# clusters .84 to 1.09, a thin spiral .7. Of crowded rows a loss from the second figure is told.
 CROWDED = 0.75
 LEAST_LOSS_OF_CROWDED = 0.02
 # Rows are looked at for crowding where they lose this much. Those that crowd are divided into fewer
