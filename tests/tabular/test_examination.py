@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from nobsp import NObSP
-from nobsp.tabular.examination import Neighbourhoods, few_rows_findings, scatter_of_share
+from nobsp.tabular.clusters import Neighbourhoods
+from nobsp.tabular.correction import scatter_of_share
+from nobsp.tabular.examination import few_rows_findings
 from nobsp.tabular.health import ExplainedWorseWarning, far_finding
 from tests.tolerances import assert_same_to_rounding
 

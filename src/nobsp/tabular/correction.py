@@ -26,7 +26,7 @@ from nobsp.tabular.features import Domain
 from nobsp.tabular.grids import DIRECT_ROWS
 from nobsp.tabular.health import r_squared
 from nobsp.tabular.lookup import TermTable
-from nobsp.tabular.setting import FOLDS, Sample, deal_folds
+from nobsp.tabular.setting import FOLDS, Codes, Sample, deal_folds
 from nobsp.tabular.tables import DirectPiece, DirectTerm, Piece, TablePiece
 
 # Strengths of the ridge that held-out rows choose from, relative to the columns' mean variance.
@@ -794,6 +794,22 @@ def share_explained(residual: Tensor, outputs: Tensor) -> Tensor:
     NaN where an output varies by rounding only.
     """
     return torch.from_numpy(r_squared(residual.numpy(), outputs.numpy()))
+
+
+def scatter_of_share(residuals: Tensor, outputs: Tensor, units: Codes) -> Tensor:
+    """Standard error of R² over units of rows, by the delta method; NaN for a constant output.
+
+    Rows of one unit (copies, named groups) count together, as they are held out.
+    """
+    centred = (outputs - outputs.mean(0)).square()
+    total = centred.mean(0)
+    left = residuals.square().mean(0) / total
+    influence = (residuals.square() - left * centred) / total
+
+    by_unit = torch.zeros(int(units.max(initial=0)) + 1, outputs.shape[1], dtype=torch.float64)
+    by_unit.index_add_(0, torch.from_numpy(units), influence)
+    scatter: Tensor = by_unit.square().sum(0).sqrt() / max(len(outputs), 1)
+    return scatter
 
 
 def clamp_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tuple[Tensor, Sample]:

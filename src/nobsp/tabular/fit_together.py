@@ -31,18 +31,19 @@ from nobsp.network.columns import Subset, Summary
 from nobsp.network.guest import keeps_torch_modes, use_threads
 from nobsp.network.readout import Represent, as_model_takes
 from nobsp.tabular.bands import Traces, resample_functions
-from nobsp.tabular.correction import RegressionFit, share_explained
-from nobsp.tabular.examination import (
-    LOW_SHARE,
-    TOO_FEW_ROWS,
-    Validity,
+from nobsp.tabular.clusters import (
     choose_by_neighbourhoods,
     cluster_finding,
+    hold_out_neighbourhoods,
+)
+from nobsp.tabular.correction import RegressionFit, share_explained
+from nobsp.tabular.examination import (
+    TOO_FEW_ROWS,
+    Validity,
     coarse_features,
     examine,
     extreme_rows_findings,
     few_rows_findings,
-    hold_out_neighbourhoods,
     terms_with,
 )
 from nobsp.tabular.features import FEW_VALUES, Domain, own_columns
@@ -70,7 +71,7 @@ from nobsp.tabular.grids import (
     least_costs,
     plan_spending,
 )
-from nobsp.tabular.health import Health, Reach, measure_reach
+from nobsp.tabular.health import LOW_SHARE, Health, Reach, measure_reach
 from nobsp.tabular.lookup import Level, TermTable
 from nobsp.tabular.selection import (
     FittedTerms,

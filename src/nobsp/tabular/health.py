@@ -197,6 +197,8 @@ MultiOutput = Literal["uniform_average", "raw"]
 
 # Fewest rows whose R² is compared with the headline.
 COMPARED_ROWS = 50
+# Share of an output's variance below which held-out R² is a warning.
+LOW_SHARE = 0.8
 # Difference of R² that is worth telling, and how many standard errors it must exceed. Independent
 # and correlated tables lose up to 0.03 at the rim of the rows.
 WORTH_TELLING = 0.05

@@ -12,7 +12,7 @@ from nobsp._typing import AnyArray, FloatArray, TableLike
 from nobsp.arguments import as_numpy, refuse_unreadable, require_number
 from nobsp.frames import frame_of, take_rows
 from nobsp.numerics import evenly_spaced
-from nobsp.tabular.examination import ranks
+from nobsp.tabular.dependence import ranks
 
 # Rows that tell which columns are correlated.
 _LOOKED_AT = 2048

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nobsp import NObSP
-from nobsp.tabular.examination import name_pairs_left_out
 from nobsp.tabular.functions import Functions
+from nobsp.tabular.omissions import name_pairs_left_out
 
 Array = NDArray[np.float64]
 

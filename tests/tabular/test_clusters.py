@@ -12,10 +12,10 @@ from torch import nn
 
 from nobsp import NObSP
 from nobsp.tabular import fit_together
-from nobsp.tabular.crowding import crowding
-from nobsp.tabular.examination import (
+from nobsp.tabular.clusters import (
     CROWDED,
     NEIGHBOURHOODS_OF_CROWDED,
+    crowding,
     hold_out_neighbourhoods,
 )
 
