@@ -156,3 +156,45 @@ def test_a_pair_that_is_fitted_too_coarsely_is_named_without_a_third_feature():
         assert set(spot.interaction) == {"x0", "x1"}
         assert spot.is_fitted
         assert "interactions=" not in spot.message
+
+
+def test_nothing_is_searched_where_every_feature_is_a_group(tmp_path):
+    """Pages and health search too, and must not fail for that."""
+    generator = np.random.default_rng(0)
+    table = pd.DataFrame(generator.normal(size=(600, 4)), columns=list("abcd"))
+
+    def model(X):
+        rows = np.asarray(X)
+        return np.sin(9 * rows[:, 0]) * rows[:, 1] + rows[:, 2]
+
+    groups = {"first": ["a", "b"], "second": ["c", "d"]}
+    explainer = nobsp.NObSP(model, features=groups, interactions=0).fit(table)
+    assert explainer.weak_spots(table) == ()
+    assert nobsp.report(explainer(table), tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("move", "edge"),
+    [
+        (lambda x: 1.7e9 + 60 * x, 1.7e9 + 18),  # moments of two minutes, in seconds since 1970
+        (lambda x: np.where(x > 0.9, 1e300, x), 0.3),
+    ],
+    ids=["far from zero", "beyond single precision"],
+)
+def test_regions_are_found_by_numbers_that_trees_cannot_hold(move, edge):
+    """Trees take single precision: such columns were all alike to it, or refused."""
+
+    def model(X):
+        wave = 3 * np.sin(5 * X[:, 2]) * np.sign(X[:, 3])
+        return X[:, 1] + np.where(X[:, 0] > edge, wave, 0.0)
+
+    calibration, others = rows(0, 1500), rows(1)
+    for table in (calibration, others):
+        table[:, 0] = move(table[:, 0])
+
+    spots = nobsp.NObSP(model, interactions=0).fit(calibration).weak_spots(others)
+
+    (limit,) = (condition for condition in spots[0].conditions if condition.feature == "x0")
+    width = np.ptp(others[others[:, 0] < 1e300, 0])
+    assert limit.above == pytest.approx(edge, abs=0.05 * width)
+    assert (others[spots[0].rows, 0] > limit.above).all()

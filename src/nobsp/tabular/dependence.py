@@ -269,6 +269,7 @@ class _ColumnTable:
 def _correlate(values: FloatArray) -> FloatArray:
     """Correlations of columns, in which unknown values are as the mean; zero of constant ones."""
     known = np.isfinite(values)
+    values = _without_overflow(values)
     counts = np.maximum(known.sum(0), 1)
     means = np.where(known, values, 0.0).sum(0) / counts
     centred = np.where(known, values - means, 0.0)
@@ -277,6 +278,13 @@ def _correlate(values: FloatArray) -> FloatArray:
     standardised = np.where(varies, centred / np.where(varies, spread, 1.0), 0.0)
     correlation: FloatArray = standardised.T @ standardised / max(len(values), 1)
     return correlation
+
+
+def _without_overflow(values: FloatArray) -> FloatArray:
+    """Columns divided by a power of two, which loses no digit, so that squares are finite."""
+    sizes = np.abs(np.where(np.isfinite(values), values, 0.0)).max(0, initial=0.0)
+    _, exponents = np.frexp(sizes)
+    return np.asarray(np.ldexp(values, 1 - exponents))
 
 
 def _is_ordinary(values: FloatArray) -> NDArray[np.bool_]:
@@ -315,6 +323,7 @@ def find_functions_of_one(
     if len(targets) < _FEWEST_ORDERED_ROWS:
         return []
     known = targets.T
+    targets = _without_overflow(targets)
     spread = targets.std(0)
     targets = (targets - targets.mean(0)) / np.where(spread > 0, spread, 1.0)
 

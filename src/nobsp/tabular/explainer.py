@@ -604,7 +604,7 @@ class NObSP(Explainer):
         A small tree finds them on half of the rows, by the squared residuals; what is told of them
         is measured on the other half. A region counts where R² is low and residuals are clearly
         larger than on all rows: where predictions hardly vary, R² alone is low without any fault of
-        the functions.
+        the functions. Conditions are on features of one column, not on groups of several.
 
         Args:
             X: Rows, 200 or more, of any kind that `fit` takes.

@@ -18,7 +18,7 @@ from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions
 from nobsp.tabular.health import r_squared
 from nobsp.tabular.indexing import term_name
-from nobsp.tabular.lookup import Places, read_columns
+from nobsp.tabular.lookup import Feature, Places, read_columns
 
 # Fewest rows that are searched, and fewest of a region in either half.
 FEWEST_ROWS = 200
@@ -41,6 +41,8 @@ LEAST_GAIN = 0.05
 CLEAR_GAIN = 3.0
 # Keeps a division by a residual of zero finite.
 _LEAST = 1e-300
+# The largest number that a tree takes: sums over all rows must be finite in single precision.
+_LARGEST = float(np.finfo(np.float32).max) / 2**32
 # What health tells of: regions of at least this share of the rows, with an R² below this.
 TOLD_SHARE = 0.02
 TOLD_BELOW = 0.5
@@ -176,6 +178,8 @@ def find_weak_spots(
             f"X has {len(known):,} rows with predictions, but weak spots need {FEWEST_ROWS} or "
             "more."
         )
+    if not any(map(_is_searched, functions.features)):
+        return ()
     columns, _ = read_columns(functions, explanation.data)
     searched = known[evenly_spaced(len(known), MOST_ROWS)]
     order = np.random.default_rng(0).permutation(searched)
@@ -214,8 +218,9 @@ class _Coded:
     """A feature as numbers that a tree can split."""
 
     name: str
-    numbers: FloatArray
+    numbers: FloatArray  # less `middle`
     levels: tuple[str, ...] | None  # names of the codes 0, 1, …, of a category
+    middle: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,7 +272,7 @@ class _Search:
         squares = np.square(explanation.residual[:, output])
         features = []
         for feature in functions.features:
-            if len(feature.columns) == 1 and feature.kind in ("number", "levels"):
+            if _is_searched(feature):
                 column = np.asarray(columns[feature.columns[0]])
                 features.append(_code(feature.name, column, squares, halves[0]))
         return cls(
@@ -352,8 +357,8 @@ class _Search:
         has_missing = bool(np.isnan(coded.numbers).any())
         return Condition(
             coded.name,
-            above=None if above == -np.inf else float(above),
-            up_to=None if up_to == np.inf else float(up_to),
+            above=None if above == -np.inf else float(above + coded.middle),
+            up_to=None if up_to == np.inf else float(up_to + coded.middle),
             with_missing=with_missing and has_missing,
         )
 
@@ -420,6 +425,11 @@ class _Search:
         return gains
 
 
+def _is_searched(feature: Feature) -> bool:
+    """Whether regions may have conditions on a feature: a single column that the model uses."""
+    return len(feature.columns) == 1 and feature.kind in ("number", "levels")
+
+
 def _is_clear(gains: FloatArray) -> bool:
     """Whether rows gain enough together, and more than they would by chance."""
     least_by_chance = CLEAR_GAIN * gains.std() * len(gains) ** 0.5
@@ -429,7 +439,7 @@ def _is_clear(gains: FloatArray) -> bool:
 def _code(name: str, column: AnyArray, squares: FloatArray, rows: Places) -> _Coded:
     """A column as numbers: as it is, or as positions of levels, small residuals first."""
     if column.dtype.kind in "biuf":
-        return _Coded(name, column.astype(np.float64), None)
+        return _code_numbers(name, column.astype(np.float64))
 
     texts = np.array(["missing" if is_missing(value) else str(value) for value in column.tolist()])
     names, codes = np.unique(texts, return_inverse=True)
@@ -440,6 +450,18 @@ def _code(name: str, column: AnyArray, squares: FloatArray, rows: Places) -> _Co
     rank = np.empty(len(names))
     rank[order] = np.arange(len(names))
     return _Coded(name, rank[codes], tuple(str(names[position]) for position in order))
+
+
+def _code_numbers(name: str, column: FloatArray) -> _Coded:
+    """Numbers by their distance from the middle one, which a tree can tell apart.
+
+    Trees take single precision: seconds since 1970 would be minutes, and some numbers are too large
+    for it.
+    """
+    known = column[np.isfinite(column)]
+    middle = float(np.median(known)) if len(known) else 0.0
+    numbers = np.clip(column - middle, -_LARGEST, _LARGEST)
+    return _Coded(name, numbers, None, middle)
 
 
 def _children(tree: Any, node: int, region: _Region) -> list[tuple[int, _Region]]:
