@@ -105,17 +105,17 @@ def hold_out_neighbourhoods(fit: RegressionFit, domains: Sequence[Domain]) -> Ne
     """Judges a fit by whole neighbourhoods; None where there are too few rows to tell."""
     if len(fit.sample) < FEWEST_DIVIDED_ROWS or len(np.unique(fit.sample.units())) < 2 * FOLDS:
         return None
-    found = _hold_out(fit, domains, most=NEIGHBOURHOODS)
+    neighbourhoods = _hold_out(fit, domains, most=NEIGHBOURHOODS)
     # Neighbourhoods that are coarser than groups which the caller named would tell on these.
-    if found is None or fit.sample.groups is not None:
-        return found
-    loses = found.row_wise - found.explained > _LOSS_TO_LOOK_AT
+    if neighbourhoods is None or fit.sample.groups is not None:
+        return neighbourhoods
+    loses = neighbourhoods.row_wise - neighbourhoods.explained > _LOSS_TO_LOOK_AT
     if not bool(loses.any()) or not is_crowded(fit.sample):
-        return found
+        return neighbourhoods
     coarser = _hold_out(fit, domains, most=NEIGHBOURHOODS_OF_CROWDED)
-    if coarser is not None and coarser.explained.nansum() < found.explained.nansum():
-        found = coarser
-    return replace(found, crowded=True)
+    if coarser is not None and coarser.explained.nansum() < neighbourhoods.explained.nansum():
+        neighbourhoods = coarser
+    return replace(neighbourhoods, crowded=True)
 
 
 def is_crowded(rows: Sample) -> bool:
@@ -125,7 +125,7 @@ def is_crowded(rows: Sample) -> bool:
 
 
 def _hold_out(fit: RegressionFit, domains: Sequence[Domain], *, most: int) -> Neighbourhoods | None:
-    """The same with at most so many neighbourhoods; None where there are fewer than folds."""
+    """Judges a fit by at most so many neighbourhoods; None where there are fewer than folds."""
     generator = np.random.default_rng(0)
     codes = find_neighbourhoods(fit.sample.inputs, generator=generator, most=most)
     if int(codes.max()) + 1 < FOLDS:

@@ -194,10 +194,10 @@ def _determined_among(columns: Sequence[_Column], sample: Sample) -> list[Determ
     determined: list[Determined] = []
     named: set[frozenset[int]] = set()
     for position, column in enumerate(columns):
-        found = table.find_determining(position, named)
-        if found is None:
+        determining = table.find_determining(position, named)
+        if determining is None:
             continue
-        by, share = found
+        by, share = determining
         members = frozenset((column.feature, *by))
         if members not in named:
             named.add(members)
@@ -356,15 +356,15 @@ def _shares_by_neighbours(source: Array, targets: Array) -> FloatArray:
 
     Where values hardly repeat, from the rows next to each in their order.
     """
-    values, first, place, counts = np.unique(
+    values, first, position, counts = np.unique(
         source, return_index=True, return_inverse=True, return_counts=True
     )
     sums = np.zeros((len(values), targets.shape[1]))
-    np.add.at(sums, place, targets)
+    np.add.at(sums, position, targets)
 
     def left_by_others(chosen: NDArray[np.bool_]) -> Array:
         """What is left of chosen rows by the mean of the other rows with their value."""
-        groups = place[chosen]
+        groups = position[chosen]
         of_others = (sums[groups] - targets[chosen]) / (counts[groups] - 1)[:, None]
         return targets[chosen] - of_others
 
@@ -374,7 +374,7 @@ def _shares_by_neighbours(source: Array, targets: Array) -> FloatArray:
         is_frequent = counts >= max(_SHARE_OF_LEVEL * len(source), 2)
         ordered = targets[first[~is_frequent]]
         left = ordered[1:-1] - (ordered[:-2] + ordered[2:]) / 2
-        frequent = is_frequent[place]
+        frequent = is_frequent[position]
         return _share_of_spread(
             np.concatenate([left, left_by_others(frequent)]),
             np.concatenate([ordered[1:-1], targets[frequent]]),
@@ -382,7 +382,7 @@ def _shares_by_neighbours(source: Array, targets: Array) -> FloatArray:
             share_of_others=float(frequent.mean()),
         )
 
-    has_others = counts[place] > 1
+    has_others = counts[position] > 1
     if has_others.mean() < _SHARE_WITH_OTHERS:
         return np.zeros(targets.shape[1])
     return _share_of_spread(left_by_others(has_others), targets[has_others])
@@ -416,9 +416,9 @@ def _columns_of(domains: Sequence[Domain], sample: Sample) -> list[_Column]:
 
     for feature, domain in enumerate(domains):
         if isinstance(domain.levels, LevelAxis):
-            places = chunk.places(domain.levels)[0]
+            positions = chunk.places(domain.levels)[0]
             for level_number, label in enumerate(domain.feature.labels[: len(domain.levels)]):
-                add_level(feature, str(label), places == level_number)
+                add_level(feature, str(label), positions == level_number)
         elif domain.span is not None:
             values = chunk.numbers(domain.feature.columns[0]).astype(np.float64)
             repeated, counts = np.unique(values[np.isfinite(values)], return_counts=True)

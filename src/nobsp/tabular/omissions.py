@@ -36,7 +36,7 @@ def pairs_left_out(
     setting: Setting, terms: FittedTerms, meter: Meter, *, explained: float, limit: str
 ) -> list[Finding]:
     """Strong pairs without a term; of those not looked for, what the residual holds."""
-    found = name_pairs_left_out(
+    findings = name_pairs_left_out(
         terms.strengths,
         terms.order,
         setting.names,
@@ -47,18 +47,20 @@ def pairs_left_out(
     n_tabulated = sum(domain.tabulated for domain in setting.domains)
     has_others = len(terms.strengths) < math.comb(n_tabulated, 2)
     if not has_others or not are_worth_looking_for(terms.fit):
-        return found
+        return findings
 
     sizes = zip(terms.fit.pieces, terms.fit.sizes, strict=True)
     mains = {piece.term[0]: size for piece, size in sizes if len(piece.term) == 1}
     units = _units_in_residual(terms.fit.sample, named=setting.groups is not None)
-    seen = strengths_in_residual(terms.fit, setting.domains, mains, units)
-    others = {pair: seen[pair] for pair in seen if pair not in terms.strengths}
-    if not others:
-        return found
-    reason = limit or _why_not_looked_for(next(iter(others)), setting.domains, meter)
-    return found + name_pairs_left_out(
-        others, terms.order, setting.names, explained=explained, limit=reason
+    in_residual = strengths_in_residual(terms.fit, setting.domains, mains, units)
+    not_looked_for = {
+        pair: in_residual[pair] for pair in in_residual if pair not in terms.strengths
+    }
+    if not not_looked_for:
+        return findings
+    reason = limit or _why_not_looked_for(next(iter(not_looked_for)), setting.domains, meter)
+    return findings + name_pairs_left_out(
+        not_looked_for, terms.order, setting.names, explained=explained, limit=reason
     )
 
 

@@ -54,21 +54,23 @@ def strengths_in_residual(
     codes = np.stack([bins[k] for k in features])
     residual = _drawn_in(_least_explained(fit))
     width = int(codes.max()) + 1
-    one, other = (_Cells.of(codes[:, rows], residual[rows], width=width) for rows in _halves(units))
+    first, second = (
+        _Cells.of(codes[:, rows], residual[rows], width=width) for rows in _halves(units)
+    )
 
-    both = one.counts * other.counts
-    share = torch.where(both > 0, one.counts + other.counts, 0.0) / len(residual)
-    squared = (share * one.means * other.means).sum((2, 4))  # (outputs, features, features)
-    cells = (share.square() / both.clamp_min(1.0)).sum((1, 3)).sqrt()
-    variance = (one.variance * other.variance).sqrt() * _inflation(residual, units)
+    pairs_of_rows = first.counts * second.counts
+    share = torch.where(pairs_of_rows > 0, first.counts + second.counts, 0.0) / len(residual)
+    squared = (share * first.means * second.means).sum((2, 4))  # (outputs, features, features)
+    cells = (share.square() / pairs_of_rows.clamp_min(1.0)).sum((1, 3)).sqrt()
+    variance = (first.variance * second.variance).sqrt() * _inflation(residual, units)
     error = variance[:, None, None] * cells
 
     pairs = list(combinations(range(len(features)), 2))
     least = _BEYOND_CHANCE + math.sqrt(2 * math.log(len(pairs)))
     certain = torch.where(squared > least * error, squared, 0.0).amax(0).sqrt()
     strengths = {(features[a], features[b]): float(certain[a, b]) for a, b in pairs}
-    found = [pair for pair in strengths if strengths[pair] > 0]
-    return {pair: strengths[pair] for pair in sorted(found, key=lambda pair: -strengths[pair])}
+    by_strength = sorted(strengths, key=lambda pair: -strengths[pair])
+    return {pair: strengths[pair] for pair in by_strength if strengths[pair] > 0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,9 +142,9 @@ def _most_frequent(codes: Codes, most: int) -> Codes:
     """The most frequent codes by themselves, and the others together."""
     counts = np.bincount(codes)
     frequent = np.argsort(-counts, kind="stable")[: most - 1]
-    place = np.full(len(counts), most - 1)
-    place[frequent] = np.arange(len(frequent))
-    return _without_empty(place[codes])
+    bin_of_code = np.full(len(counts), most - 1)
+    bin_of_code[frequent] = np.arange(len(frequent))
+    return _without_empty(bin_of_code[codes])
 
 
 def _without_empty(codes: Codes) -> Codes:
