@@ -582,3 +582,20 @@ def test_what_a_model_raises_for_every_row_is_its_own_error() -> None:
 
     with pytest.raises(KeyError, match="no such table"):
         NObSP(broken).fit(np.random.default_rng(0).normal(size=(50, 2)))
+
+
+def test_memory_that_does_not_suffice_is_not_taken_for_other_columns() -> None:
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(2, 1).double()
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            if len(rows) > 40:
+                raise torch.OutOfMemoryError("out of memory")
+            return torch.as_tensor(self.head(rows))
+
+    rows = np.random.default_rng(0).normal(size=(60, 2))
+    with pytest.raises(torch.OutOfMemoryError):
+        NObSP(Large()).fit(rows)
+    assert NObSP(Large(), batch_size=32).fit(rows).explained_[0] > 0.99

@@ -516,6 +516,8 @@ def find_readout(adapted: Adapted, probe: Tensor, *, head: str | nn.Module | Non
     """
     try:
         readout = Readout.find_any(adapted.module, probe, head=head)
+    except torch.OutOfMemoryError:
+        raise  # about the machine, not about the columns: fewer rows at once may do
     except (RuntimeError, IndexError) as failure:
         what = f"the {probe.shape[1]} columns of X"
         hint = "pass exactly the columns it was trained on, in their order, without labels"
