@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nobsp.base import Finding
 from nobsp.network.columns import Subset
-from nobsp.tabular.clusters import NEIGHBOURHOODS_OF_CROWDED, is_crowded
+from nobsp.tabular.clusters import is_crowded, join_parts
 from nobsp.tabular.correction import RegressionFit
 from nobsp.tabular.features import Domain
 from nobsp.tabular.grids import MOST_PAIR_NODES, Meter
@@ -71,8 +71,8 @@ def _units_in_residual(rows: Sample, *, named: bool) -> Codes:
     """
     if named or not is_crowded(replace(rows, groups=None)):
         return rows.units()
-    generator = np.random.default_rng(0)
-    return find_neighbourhoods(rows.inputs, generator=generator, most=NEIGHBOURHOODS_OF_CROWDED)
+    codes = find_neighbourhoods(rows.inputs, generator=np.random.default_rng(0))
+    return join_parts(rows.inputs, codes)
 
 
 def _why_not_looked_for(pair: Subset, domains: Sequence[Domain], meter: Meter) -> str:

@@ -1020,14 +1020,18 @@ def deal_folds(codes: Codes, *, generator: np.random.Generator, folds: int = FOL
     return fold_of_code[codes]
 
 
+def standardise_inputs(inputs: Tensor) -> Tensor:
+    """Rows with columns of mean zero and spread one, in double precision; missing values count zero."""
+    values = inputs.to(torch.float64).nan_to_num()
+    spread = values.std(0, correction=0)
+    return (values - values.mean(0)) / torch.where(spread > 0, spread, 1.0)
+
+
 def find_neighbourhoods(
     inputs: Tensor, *, generator: np.random.Generator, most: int = NEIGHBOURHOODS
 ) -> Codes:
     """Rows divided by k-means of their standardised inputs; a number for every row."""
-    values = inputs.to(torch.float64).nan_to_num()
-    spread = values.std(0, correction=0)
-    values = (values - values.mean(0)) / torch.where(spread > 0, spread, 1.0)
-    values = values.to(torch.float32)
+    values = standardise_inputs(inputs).to(torch.float32)
     n_centres = max(min(most, len(values) // FEWEST_IN_NEIGHBOURHOOD), 1)
 
     some = values[torch.from_numpy(generator.permutation(len(values))[:_CENTRE_ROWS])]
