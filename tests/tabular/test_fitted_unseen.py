@@ -6,8 +6,13 @@ import warnings
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from sklearn.compose import make_column_transformer
+from sklearn.linear_model import LinearRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
 from torch import Tensor, nn
 
 from nobsp import NObSP
@@ -158,3 +163,27 @@ def test_the_compiled_explainer_flags_the_same(coded: NObSP) -> None:
     others = np.setdiff1d(np.arange(30), [7])
     assert_same_to_rounding(found.values[others], expected.values[others], within=CONTRIBUTIONS)
     assert not found.values[7, 1:].any()
+
+
+def test_a_level_the_model_knows_is_not_taken_for_one_that_it_ignores() -> None:
+    """The encoder writes zeros for what it does not know, and a calibration row has such a level."""
+    rng = np.random.default_rng(0)
+    city = rng.choice(["oslo", "paris", "rome"], 600)
+    training = pd.DataFrame({"city": city, "size": rng.normal(size=600)})
+    worth = training["city"].map({"oslo": 0.0, "paris": 1.0, "rome": 5.0})
+    encoder = make_column_transformer(
+        (OneHotEncoder(handle_unknown="ignore"), ["city"]), remainder="passthrough"
+    )
+    model = make_pipeline(encoder, LinearRegression()).fit(training, training["size"] + worth)
+    known = training[city != "rome"].reset_index(drop=True)
+    known.loc[0, "city"] = "elsewhere"
+    explainer = NObSP(model, interactions=0).fit(known)
+    rows = pd.DataFrame({"city": ["rome", "oslo", "nowhere", "elsewhere"], "size": [0.0] * 4})
+
+    explanation = explainer(rows)
+
+    assert explanation.outside[:, 0].tolist() == [True, False, False, False]
+    of_city = explanation.values[:, explanation.terms.index(("city",)), 0]
+    assert of_city[0] - of_city[1] == pytest.approx(5.0, abs=0.01)
+    assert of_city[2] == pytest.approx(of_city[3])
+    assert abs(explanation.residual).max() < 0.01

@@ -24,7 +24,7 @@ from nobsp.network.batches import Source, progress_bar, rows_like
 from nobsp.network.columns import Subset, Summary
 from nobsp.network.readout import Readout, Represent, as_model_takes
 from nobsp.published import Published
-from nobsp.tabular.features import Columns, encode_typical_rows, input_values
+from nobsp.tabular.features import Columns, encode_typical_rows
 from nobsp.tabular.functions import Functions, with_bands
 from nobsp.tabular.grids import Tabulator
 from nobsp.tabular.lookup import level_axes, read_columns, read_tables
@@ -375,11 +375,13 @@ class CalibratedModel:
         renamed = dict(own)
         for feature, axis in level_axes(self.functions).items():
             unseen = np.flatnonzero(outside[:, feature])
-            if not isinstance(axis.levels, tuple) or not len(unseen):
+            is_encoded = self.adapted.encode is not None and isinstance(axis.levels, tuple)
+            if not is_encoded or not len(unseen):
                 continue
             levels = np.array(axis.levels, dtype=object)
-            known = input_values(self.columns, self.adapted, feature, levels[:, None]).double()
-            inputs = rows[torch.from_numpy(unseen)][:, list(self.columns.features.columns[feature])]
+            columns = self._columns_of_levels(feature, rows.shape[1])
+            known = self._encode_levels(feature, levels)[:, columns]
+            inputs = rows[torch.from_numpy(unseen)][:, columns]
             same = (inputs.double()[:, None] == known[None]).all(2)
             recognised = same.any(1).numpy()
             level = same.int().argmax(1).numpy()
@@ -391,9 +393,25 @@ class CalibratedModel:
 
         changed = np.flatnonzero(alike.any(1))
         if len(changed):
-            columns = {position: values[changed] for position, values in renamed.items()}
-            tables[changed], _ = read_tables(self.functions, columns, len(changed))
+            read = {position: values[changed] for position, values in renamed.items()}
+            tables[changed], _ = read_tables(self.functions, read, len(changed))
         return alike
+
+    def _columns_of_levels(self, feature: int, n_columns: int) -> list[int]:
+        """The columns of the network's input that a feature's levels are encoded in.
+
+        A level that calibration did not see may have a column of its own, which belongs to no
+        feature yet.
+        """
+        owned = {column for group in self.columns.features.columns for column in group}
+        unowned = [column for column in range(n_columns) if column not in owned]
+        return [*self.columns.features.columns[feature], *unowned]
+
+    def _encode_levels(self, feature: int, levels: AnyArray) -> Tensor:
+        """Rows as the network takes them, one for every level, with typical values elsewhere."""
+        own = {feature: levels[:, None]}
+        _, encoded = encode_typical_rows(self.columns, self.adapted, own)
+        return torch.tensor(encoded, dtype=torch.float64)
 
     def _run(
         self, rows: Tensor, complete: Tensor, doubtful: Tensor, represent: Represent
@@ -454,15 +472,11 @@ class CalibratedModel:
         if background is None:
             return
         rows = batch.rows
-        owned = {column for group in self.columns.features.columns for column in group}
-        unowned = [column for column in range(rows.shape[1]) if column not in owned]
         for feature in level_axes(self.functions):
             unseen = torch.from_numpy(outside[:, feature]) & batch.answered
             if not bool(unseen.any()):
                 continue
-            # A level that calibration did not see may have a column of its own, which belongs to no
-            # feature yet.
-            columns = [*self.columns.features.columns[feature], *unowned]
+            columns = self._columns_of_levels(feature, rows.shape[1])
             inputs = rows[unseen][:, columns].double()
             levels, level = torch.unique(inputs, dim=0, return_inverse=True)
 
