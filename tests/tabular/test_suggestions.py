@@ -38,6 +38,18 @@ def test_frames_give_names_and_columns_without_numbers_stay_alone(kind: Any) -> 
     }
 
 
+@pytest.mark.parametrize("kind", [lambda t: t, pl.from_pandas])
+def test_columns_whose_values_are_one_to_one_are_one_feature(kind: Any) -> None:
+    levels = RNG.integers(0, 5, len(TABLE))
+    school = np.array(["none", "basic", "middle", "high", "higher"])[levels]
+    code = np.array([7, 1, 4, 2, 9])[levels]
+    frame = pd.DataFrame({"school": school, "age": X[:, 1], "code": code, "twice": 2 * code})
+
+    found = NObSP.suggest_features(kind(frame))
+
+    assert list(found.values()) == [["school", "code", "twice"], ["age"]]
+
+
 def test_every_two_columns_of_a_group_are_that_much_correlated() -> None:
     steps = np.cumsum(RNG.normal(size=(500, 30)), axis=1)
     least = 0.8

@@ -110,7 +110,7 @@ def _find_partners(setting: Setting, rows: Sample) -> list[tuple[int, int, str]]
             evidence = f"rank correlation {alike[first, second]:.3f}"
             partners.setdefault(numbers[second], (numbers[first], evidence))
 
-    for feature, partner in _one_to_one(codes, n_rows=len(rows)):
+    for feature, partner in one_to_one(codes, n_rows=len(rows)):
         partners.setdefault(feature, (partner, "their values are one-to-one"))
     return [
         (feature, partner, evidence) for feature, (partner, evidence) in sorted(partners.items())
@@ -137,7 +137,7 @@ def _varying_codes(setting: Setting, rows: Sample) -> dict[int, Array]:
     return {feature: values for feature, values in codes.items() if len(np.unique(values)) > 1}
 
 
-def _one_to_one(codes: Mapping[int, Array], *, n_rows: int) -> list[tuple[int, int]]:
+def one_to_one(codes: Mapping[int, Array], *, n_rows: int) -> list[tuple[int, int]]:
     """Features whose values correspond one to one with those of an earlier feature."""
     pairs = []
     known: dict[bytes, int] = {}

@@ -12,7 +12,7 @@ from nobsp._typing import AnyArray, FloatArray, TableLike
 from nobsp.arguments import as_numpy, refuse_unreadable, require_number
 from nobsp.frames import frame_of, take_rows
 from nobsp.numerics import evenly_spaced
-from nobsp.tabular.dependence import ranks
+from nobsp.tabular.dependence import one_to_one, ranks
 
 # Rows that tell which columns are correlated.
 _LOOKED_AT = 2048
@@ -30,7 +30,8 @@ def suggest_features(X: TableLike, *, correlation: float = 0.9) -> dict[str, lis
 
     Args:
         X: Array, tensor or frame, of which 2,048 rows are looked at. Columns that hold no numbers
-            stay alone.
+            stay alone, unless their values are one-to-one with those of another column, such as
+            the names of codes.
         correlation: The least that the ranks of any two columns of a group are correlated, either
             way. It takes 8 bytes for every two columns.
 
@@ -58,7 +59,7 @@ def suggest_features(X: TableLike, *, correlation: float = 0.9) -> dict[str, lis
         keys, columns = _read_columns(looked_at)
     except nw.exceptions.DuplicateError as duplicate:
         raise ValueError("X has two columns of the same name; rename one.") from duplicate
-    groups = _correlated_groups(columns, correlation)
+    groups = _join_one_to_one(_correlated_groups(columns, correlation), columns)
     names = [f"x{key}" if isinstance(key, int) else str(key) for key in keys]
     return {_name_group(group, names): [keys[k] for k in group] for group in groups}
 
@@ -91,6 +92,20 @@ def _correlated_groups(columns: Sequence[AnyArray], least: float) -> list[list[i
         if first != k:
             groups[first] += groups.pop(k)
     return list(groups.values())
+
+
+def _join_one_to_one(groups: Sequence[list[int]], columns: Sequence[AnyArray]) -> list[list[int]]:
+    """The groups, put together where columns of two of them have values that are one-to-one."""
+    codes = {}
+    for k, column in enumerate(columns):
+        comparable = column if column.dtype.kind in "biuf" else column.astype(str)
+        codes[k] = np.unique(comparable, return_inverse=True)[1].astype(np.float64)
+    joined = {column: list(group) for group in groups for column in group}
+    for later, earlier in one_to_one(codes, n_rows=len(columns[0])):
+        if joined[earlier] is not joined[later]:
+            whole = sorted(joined[earlier] + joined[later])
+            joined.update(dict.fromkeys(whole, whole))
+    return [group for column, group in sorted(joined.items()) if column == group[0]]
 
 
 def _cluster(ranked: Mapping[int, FloatArray], least: float) -> dict[int, int]:
