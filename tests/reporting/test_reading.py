@@ -126,6 +126,23 @@ def test_clusters_are_on_the_first_screen_with_both_figures(show, tmp_path):
     assert page.locator(".finding.warning[data-code=clusters]").count() == 1
     wholly = explainer.health().neighbourhoods[0]
     assert f"{wholly:.1%}" in page.inner_text("#share-words")
+    assert page.get_attribute("#share", "class") != "good"
+
+
+def test_interactions_that_make_up_for_main_effects_have_no_share_of_their_own(show, tmp_path):
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(500, 2))
+    explainer = NObSP(lambda X: X[:, 0] * X[:, 1] - X[:, 0] ** 2, interactions=1).fit(rows)
+    along = np.repeat(generator.normal(size=(60, 1)), 2, axis=1) + 0.1 * rows[:60]
+    explanation = explainer._explain(along)
+    mains = explanation.order(1).explained()[0]
+    assert mains < 0 < explanation.explained()[0]
+
+    page = show(report(explanation, tmp_path / "page.html")).page
+
+    told = page.locator("#ledger [role=img]").get_attribute("aria-label")
+    assert "main effects and interactions" in told
+    assert "−" not in told
 
 
 def test_rows_explained_worse_than_the_headline_are_told_on_the_first_screen(show, tmp_path):
@@ -139,6 +156,7 @@ def test_rows_explained_worse_than_the_headline_are_told_on_the_first_screen(sho
     page = show(report(explanation, tmp_path / "page.html")).page
 
     (warning,) = page.locator(".finding.warning[data-code=fresh_rows]").all()
+    assert page.get_attribute("#share", "class") != "good"
     share = f"R² {explanation.explained()[0]:.3f}".replace("-", "−")
     assert page.inner_text("#ledger > p") == f"Variance over the 100 rows shown here: {share}"
     assert share.replace("R² ", "is ") in warning.inner_text()

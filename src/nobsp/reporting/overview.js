@@ -5,7 +5,7 @@ function drawOverview() {
   const o = state.output, { health, ledger } = table;
   drawHeadline(health.explained[o], health.inside[o]);
   const known = ledger.left[o] !== null;
-  drawLedger(known ? [["main effects", ledger.singles[o], "one"], ["interactions", ledger.interactions[o], "two"], ["left over", ledger.left[o], "three"]] : []);
+  drawLedger(known ? sharesOf(ledger.singles[o], ledger.interactions[o], ledger.left[o]) : []);
   const size = (k) => table.totals[k][o];
   const order = [...table.features.keys()].filter((k) => size(k) > 0).sort((a, b) => size(b) - size(a) || a - b);
   const largest = table.totals[order[0]]?.[o] || 1;
@@ -17,11 +17,23 @@ function drawOverview() {
   for (const place of document.querySelectorAll(".output-name")) place.textContent = table.outputs.length > 1 ? table.outputs[o] : "the output";
 }
 
+// What each kind of term explains. Main effects that interactions have to make up for, as they do on rows of another kind, have
+// no share of their own.
+function sharesOf(singles, interactions, left) {
+  const rest = ["left over", left, "three"];
+  if (table.pairs.length && (singles < 0 || interactions < 0)) return [["main effects and interactions", 1 - left, "one"], rest];
+  return [["main effects", singles, "one"], ["interactions", interactions, "two"], rest];
+}
+
+// Warnings that the held-out R² is not what to expect.
+const DOUBTS = ["clusters", "extreme_rows", "few_rows", "fresh_rows"];
+
 // Held-out R², in a colour that says whether to believe the page.
 function drawHeadline(share, inside) {
   const { held_out: heldOut, outside_rows: outsideRows } = table.health, place = byId("share");
   place.textContent = percent(share);
-  place.className = share === null ? "" : share < 0 ? "bad" : share < 0.8 ? "doubtful" : "good";
+  const doubted = table.findings.some(({ code, severity }) => severity === "warning" && DOUBTS.includes(code));
+  place.className = share === null ? "" : share < 0 ? "bad" : share < 0.8 || doubted ? "doubtful" : "good";
   const output = table.outputs.length > 1 ? [" of ", bdi(table.outputs[state.output])] : [];
   if (share === null) {
     byId("share-words").replaceChildren("The output does not vary over the calibration rows: there is nothing to explain.");
@@ -32,14 +44,14 @@ function drawHeadline(share, inside) {
   const said = share < 0
     ? [`Do not use these functions: ${parts} predict the model’s output`, ...output, ` worse than its mean does${which}`]
     : [`of the variance of the model’s output`, ...output, ` is explained by ${parts}${which}`];
-  const told = inside !== null && outsideRows > 0
+  const told = inside !== null && outsideRows > 0 && percent(inside) !== percent(share)
     ? ` Inside the calibrated range ${percent(inside)}; ${percent(outsideRows)} of the held-out rows lie outside it.` : "";
   const wholly = table.health.neighbourhoods?.[state.output] ?? null;
   const clustered = wholly === null ? "" : ` With whole neighbourhoods of rows held out it is ${percent(wholly)}.`;
   const error = table.health.standard_error?.[state.output] ?? null;
   // An error that three decimals show as zero says nothing.
   const measure = error === null || error < 0.0005 ? "held-out R²" : `held-out R² ${share.toFixed(3)} ± ${error.toFixed(3)}`;
-  byId("share-words").replaceChildren(...said, heldOut ? ` (${measure}).` : " (R²).", make("span", { className: "quiet", textContent: told + clustered }));
+  byId("share-words").replaceChildren(...said, heldOut ? ` (${measure}).` : " (R²).", make("span", { className: "quiet", textContent: clustered + told }));
 }
 
 // R² as the summary and the findings write it.
