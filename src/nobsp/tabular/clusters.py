@@ -272,15 +272,20 @@ def cluster_finding(
     explained = float(neighbourhoods.explained[output])
     message = (
         f"The rows seem to come in {'other clusters than the groups' if named else 'clusters'}: "
-        f"held-out R² is {with_minus(row_wise, '.3f')} with "
-        f"{'these groups' if named else 'single rows'} held out, but "
-        f"{with_minus(explained, '.3f')} with whole neighbourhoods held out, as rows of new "
-        "clusters are."
     )
     if chosen and is_clustered:
         message += (
-            " So the ridge was chosen with neighbourhoods held out, which gives "
-            f"{with_minus(float(final[output]), '.3f')} on them."
+            f"for rows of new clusters, expect an R² of {with_minus(float(final[output]), '.3f')}, "
+            "as with whole neighbourhoods held out, which chose the ridge. (A ridge chosen with "
+            f"single rows held out has {with_minus(row_wise, '.3f')} on those and "
+            f"{with_minus(explained, '.3f')} on neighbourhoods.)"
+        )
+    else:
+        message += (
+            f"held-out R² is {with_minus(row_wise, '.3f')} with "
+            f"{'these groups' if named else 'single rows'} held out, but "
+            f"{with_minus(explained, '.3f')} with whole neighbourhoods held out, as rows of new "
+            "clusters are."
         )
     message += (
         " Groups must hold all rows that belong together: see whether they are in the order of the "
