@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -189,7 +190,7 @@ def test_rows_outside_the_range_are_one_note_with_a_count(
     assert words.count("flagged in the column `outside`") == 1
     # Row 9, whose income is missing.
     assert [e["severity"] for e in found["health"] if e["code"] == "no_predictions"] == ["note"]
-    assert words.count("note: 1 of 60 rows have no prediction") == 1
+    assert words.count("note: 1 of 60 rows has no prediction") == 1
 
 
 def _write_correlated(folder: Path) -> tuple[Path, Path]:
@@ -220,6 +221,29 @@ def test_combinations_far_from_the_calibration_rows_are_told_and_marked(
     assert 10 <= summary["far"]["rows"] <= 25
     written = pd.read_parquet(tmp_path / "out" / "contributions.parquet")
     assert int(written["far"].sum()) == summary["far"]["rows"]
+
+
+HOLE = """
+import torch
+
+def network():
+    return lambda X: X[:, 2] + 6 * ((X[:, 0] > 0.6) & (X[:, 1] > 0.6))
+"""
+
+
+def test_the_summary_tells_of_the_same_findings_as_the_page(nobsp: Run, tmp_path: Path) -> None:
+    (tmp_path / "hole.py").write_text(HOLE, encoding="utf-8")
+    rows = np.random.default_rng(0).normal(size=(1500, 4))
+    table = tmp_path / "rows.csv"
+    pd.DataFrame(rows, columns=list("abcd")).to_csv(table, index=False)
+    options = ("--model", f"{tmp_path / 'hole.py'}:network", "--data", table, *FAST)
+
+    done = nobsp("explain", *options, "--out", tmp_path / "out", "--json")
+
+    told = [finding["code"] for finding in json.loads(done.out)["health"]]
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "weak_spot" in told
+    assert set(told) == set(re.findall(r'data-code="(\w+)"', page))
 
 
 WAVY = """

@@ -352,7 +352,7 @@ def test_rows_without_a_prediction_are_counted(show, mixed, tmp_path):
     predictions[7] = np.nan
     some = replace(explanation, predictions=predictions)
     page = show(report(some, tmp_path / "page.html")).page
-    assert "1 of 50 rows have no prediction" in page.inner_text("[data-code=no_predictions]")
+    assert "1 of 50 rows has no prediction" in page.inner_text("[data-code=no_predictions]")
 
 
 def test_without_predictions_nothing_is_claimed_of_the_model(show, mixed, tmp_path):

@@ -288,6 +288,31 @@ def test_a_combination_far_from_all_rows_is_flagged(drifted: Any) -> None:
     assert "far" in codes(explainer, there)
 
 
+def test_an_explanation_tells_of_values_that_were_not_calibrated() -> None:
+    rows = np.random.default_rng(0).normal(size=(300, 3))
+    explainer = NObSP(lambda X: X[:, 0] + X[:, 1], interactions=0).fit(rows)
+    beyond = rows[:40].copy()
+    beyond[:10, 1] += 20.0
+
+    severities = {finding.code: finding.severity for finding in explainer(beyond).findings}
+
+    assert severities["outside"] == "warning"
+    assert [finding.code for finding in explainer(beyond[:1]).findings] == ["outside"]
+    assert explainer(beyond[10:]).findings == ()
+
+
+def test_an_explanation_tells_of_rows_without_a_prediction_and_functions_alone_do_not() -> None:
+    rows = np.random.default_rng(0).normal(size=(300, 3))
+    explainer = NObSP(lambda X: X[:, 0] + X[:, 1], interactions=0).fit(rows)
+    incomplete = rows[:40].copy()
+    incomplete[0, 0] = np.nan
+
+    assert "no_predictions" in {finding.code for finding in explainer(incomplete).findings}
+    assert "no_predictions" in codes(explainer, incomplete)
+    without_model = explainer.compile()(rows[:40])
+    assert "no_predictions" not in {finding.code for finding in without_model.findings}
+
+
 def test_a_few_far_rows_of_thousands_are_flagged_and_not_told() -> None:
     far = np.zeros(4000, dtype=bool)
     far[:3] = True

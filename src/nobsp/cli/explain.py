@@ -434,14 +434,11 @@ def _describe_score(score_of: Mapping[str, Any] | None) -> str:
 def _summarise(
     output: OutputOptions, data: Data, calibration: Data, explainer: NObSP, explanation: Explanation
 ) -> dict[str, Any]:
-    from nobsp.tabular.health import outside_finding, sort_findings, unpredicted_finding
+    from nobsp.tabular.health import sort_findings
+    from nobsp.tabular.weak_spots import weak_spot_findings
 
     state = explainer.health()
-    about_rows = (
-        outside_finding(explanation.outside, explanation.feature_names),
-        unpredicted_finding(explanation.predictions),
-    )
-    findings = [*state.findings, *explanation.findings, *filter(None, about_rows)]
+    findings = [*state.findings, *explanation.findings, *weak_spot_findings(explanation)]
     has_clusters = any(finding.code == "clusters" for finding in findings)
     names = explainer.output_names_
     shares = _shares_of_outputs(

@@ -119,7 +119,7 @@ def _require_partition(
         more = " and others" if len(left_out) > 5 else ""
         raise ValueError(
             f"{argument} leaves out column {', '.join(left_out[:5])}{more}; every column must "
-            "belong to one."
+            f"belong to one, also one that stays alone: {{{left_out[0]}: {left_out[0]}, …}}."
         )
 
 

@@ -475,9 +475,9 @@ def _functions_section(numbers: Mapping[str, Any], outputs: Sequence[str]) -> Se
     return Section(
         key="functions",
         title="Functions",
-        lead=f"What each of the strongest features adds to {_shown_outputs(outputs)}, on "
-        "average over the other "
-        "features' values; bands are 90%, over other calibration rows.",
+        lead=f"What each of the strongest features adds to {_shown_outputs(outputs)}: its average "
+        "effect or, if features are correlated, the part of it that no other term explains. Bands "
+        "(90%) say how far it would move if other rows had been used to calibrate.",
         blocks=(*lines, *categories, terms),
     )
 

@@ -27,7 +27,7 @@ from nobsp.reporting.audits import (
 from nobsp.reporting.packing import Fact, Labels, Names, PageData, known, packed, packed_codes
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.functions import Functions, with_bands
-from nobsp.tabular.health import outside_finding, sort_findings, unpredicted_finding
+from nobsp.tabular.health import sort_findings
 from nobsp.tabular.lookup import (
     Chunk,
     Feature,
@@ -667,10 +667,6 @@ def list_findings(explanation: Explanation, shown: Shown) -> list[dict[str, str]
 def _findings_here(explanation: Explanation, shown: Shown) -> list[Finding]:
     """What is worth knowing about these rows and this page."""
     findings = [*explanation.findings, *weak_spot_findings(explanation)]
-    outside = outside_finding(explanation.outside, explanation.feature_names)
-    if outside is not None:
-        findings.append(outside)
-
     rows = len(explanation)
     unknown = int((~np.isfinite(shown.account.values)).any((1, 2)).sum())
     if unknown:
@@ -696,12 +692,9 @@ def _findings_here(explanation: Explanation, shown: Shown) -> list[Finding]:
         subject = _join([" × ".join(term) for term in left_out])
         findings.append(Finding("note", "not_run", subject, message))
 
-    unpredicted = unpredicted_finding(explanation.predictions)
     if not np.isfinite(explanation.predictions).any():
         message = "The model was not run: predictions and residuals are not known there."
         findings.append(Finding("note", "no_predictions", "", message))
-    elif unpredicted is not None:
-        findings.append(unpredicted)
     return findings
 
 

@@ -62,7 +62,6 @@ from nobsp.tabular.health import (
     MultiOutput,
     average_share,
     compare_with_headline,
-    outside_finding,
     share_on_rows,
     sort_findings,
 )
@@ -772,9 +771,6 @@ class NObSP(Explainer):
             return state
         explanation = self._explain(X)
         findings = [*state.findings, *explanation.findings, *weak_spot_findings(explanation)]
-        outside = outside_finding(explanation.outside, fitted.functions.feature_names)
-        if outside is not None:
-            findings.append(outside)
         return replace(state, findings=sort_findings(findings))
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:

@@ -17,7 +17,13 @@ from nobsp.base import Finding, Plots, describe_findings
 from nobsp.elsewhere import EXPLANATION, NamesFromElsewhere
 from nobsp.frames import frame_like, frame_of, take_rows
 from nobsp.numerics import gauss_legendre
-from nobsp.tabular.health import compare_with_headline, far_finding, share_on_rows
+from nobsp.tabular.health import (
+    compare_with_headline,
+    far_finding,
+    outside_finding,
+    share_on_rows,
+    unpredicted_finding,
+)
 from nobsp.tabular.indexing import (
     Term,
     column_names,
@@ -226,8 +232,8 @@ class Explanation(NamesFromElsewhere):
     def findings(self) -> tuple[Finding, ...]:
         """What is worth knowing of these rows.
 
-        R² clearly below the headline, combinations far from all seen, contributions of more than 1
-        to a probability.
+        R² clearly below the headline, values outside what was calibrated, combinations far from all
+        seen, rows without a prediction, contributions of more than 1 to a probability.
         """
         if self.scale == "probability":
             beyond = beyond_one_finding(self.values, self.link)
@@ -244,6 +250,8 @@ class Explanation(NamesFromElsewhere):
                 self.output_names,
             ),
             far_finding(self.far),
+            outside_finding(self.outside, self.feature_names),
+            unpredicted_finding(self.predictions),
         ]
         return tuple(finding for finding in findings if finding is not None)
 

@@ -315,7 +315,8 @@ def fewest_features(
     if functions.left_out:
         names = ", ".join(term_name(term) for term in functions.left_out)
         raise ValueError(
-            f"features cannot be compared: {names} have no table; give every feature one column."
+            f"features cannot be compared: there is no table for {names}; give every feature one "
+            "column."
         )
     rows = Rows.read(functions, X, model).some()
     assert rows.outputs is not None

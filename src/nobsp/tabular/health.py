@@ -341,8 +341,11 @@ def outside_finding(outside: NDArray[np.bool_], feature_names: Sequence[str]) ->
         return None
     per_feature = outside.sum(0)
     order = np.argsort(-per_feature, kind="stable").tolist()
+    is_single = len(outside) == 1
     named = [
-        f"{feature_names[feature]} ({per_feature[feature]:,})"
+        feature_names[feature]
+        if is_single
+        else f"{feature_names[feature]} ({per_feature[feature]:,})"
         for feature in order
         if per_feature[feature]
     ]
@@ -350,21 +353,24 @@ def outside_finding(outside: NDArray[np.bool_], feature_names: Sequence[str]) ->
     if len(named) > MOST_NAMED:
         subject += f" and {len(named) - MOST_NAMED} more"
 
+    have = "has" if number == 1 else "have"
+    rows = "The row" if is_single else f"{number:,} of {len(outside):,} rows"
     message = (
-        f"{number:,} of {len(outside):,} rows have values that the calibration rows do not have: a "
-        "number out of range (its function is continued), a missing value, or a new category. They "
-        "are flagged in `outside`. Calibrate on rows that cover them."
+        f"{rows} {have} values that the calibration rows do not have: a number out of range (its "
+        "function is continued), a missing value, or a new category. They are flagged in "
+        "`outside`. Calibrate on rows that cover them."
     )
     return Finding(_severity(number, len(outside)), "outside", subject, message)
 
 
 def unpredicted_finding(predictions: FloatArray) -> Finding | None:
-    """How many rows have no prediction; None where all have one."""
+    """How many rows have no prediction; None where all have one, or none as no model was run."""
     number = int((~np.isfinite(predictions).all(1)).sum())
-    if not number:
+    if number in (0, len(predictions)):
         return None
+    have = "has" if number == 1 else "have"
     message = (
-        f"{number:,} of {len(predictions):,} rows have no prediction, as the model does not take "
+        f"{number:,} of {len(predictions):,} rows {have} no prediction, as the model does not take "
         "one of their values, such as a missing one. Their residuals are not known, and R² leaves "
         "them out."
     )

@@ -102,8 +102,8 @@ def layout_of(functions: Functions) -> Layout:
     if functions.left_out:
         names = ", ".join(term_name(term) for term in functions.left_out)
         raise ValueError(
-            f"functions cannot be exported whole: {names} have no table and need the model; give "
-            "every feature one column, or drop these features."
+            f"functions cannot be exported whole: there is no table for {names}, only the model "
+            "tells; give every feature one column, or drop these features."
         )
     places: list[Place] = []
     positions: dict[object, int] = {}
