@@ -50,7 +50,7 @@ def of_networks() -> list[str]:
     ]
     return [
         "share of a network's variance that its functions explain on unseen rows: "
-        "Adult, Bank, German, Covertype, California",
+        "Adult, Bank, German, Covertype (two of its seven classes), California",
         ", ".join(number(row["NObSP"]) for row in chosen),
         "distilled EBM " + ", ".join(number(row["EBM"]) for row in chosen),
         "unseen",

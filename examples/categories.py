@@ -46,7 +46,7 @@ print("right on unseen rows:", f"{pipeline.score(loans[1800:], repaid[1800:]):.1
 
 # %%
 # Log-odds are explained, before they become probabilities: those of the second class, here that a loan is
-# repaid.
+# repaid. Calibration is on loans that the model was not trained on, as it behaves on those as on no others.
 explainer = nobsp.NObSP(pipeline, output_names=["repaid"]).fit(loans[1800:2600])
 explainer.health()
 

@@ -33,7 +33,8 @@ X_2024, y_2024 = orders(2024, 2400)
 X_2025, y_2025 = orders(2025, 2400)
 
 # %%
-# A model for each year, trained on one half and calibrated on the other.
+# A model for each year, trained on one half of the rows and calibrated on others: on those it was trained on a
+# model behaves as on no others. What is left is compared.
 explainers = {}
 for year, X, y in ((2024, X_2024, y_2024), (2025, X_2025, y_2025)):
     model = HistGradientBoostingRegressor(max_iter=60, max_depth=3, random_state=0)

@@ -34,8 +34,10 @@ with warnings.catch_warnings():
     model.fit(customers[:1200], left[:1200])
 
 # %%
-# The explainer is fitted to other rows. `compile` returns its functions without the network.
-functions = nobsp.NObSP(model).fit(customers[1200:1800]).compile().with_classes(["stays", "leaves"])
+# The explainer is fitted to rows that the network was not trained on, where it behaves as on new ones.
+# `compile` returns its functions without the network.
+explainer = nobsp.NObSP(model).fit(customers[1200:1800])
+functions = explainer.compile().with_classes(["stays", "leaves"])
 functions
 
 # %%
@@ -43,7 +45,7 @@ functions
 # both decide alike.
 unseen = customers[1800:]
 labels = np.where(left[1800:], "leaves", "stays")
-log_odds = nobsp.NObSP(model).fit(customers[1200:1800])(unseen).predictions
+log_odds = explainer(unseen).predictions
 alike = (functions.predict(unseen) == "leaves") == model.predict(unseen)
 print(f"fidelity {functions.fidelity(unseen, log_odds):.4f}, decide alike {alike.mean():.1%}")
 print(

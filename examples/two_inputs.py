@@ -48,7 +48,8 @@ for epoch in range(25):
 
 # %%
 # The inputs go in as a dictionary by the names of `forward`, or as a tuple in its order. A feature is a
-# column of one of them. Integers are codes of categories.
+# column of one of them. Integers are codes of categories. Calibration is on rows that the network was not
+# trained on, where it behaves as on new ones.
 features = {
     "warmth": ("numbers", 0),
     "rain": ("numbers", 1),
