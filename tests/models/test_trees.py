@@ -21,6 +21,7 @@ from sklearn.ensemble import (
 from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
+from sklearn.svm import SVR
 from sklearn.tree import DecisionTreeRegressor
 
 from nobsp import Functions, NObSP
@@ -199,6 +200,23 @@ def test_thresholds_behind_scalers_are_found_in_the_callers_own_numbers(
     inner_points = (steps[:-1, 1] + steps[1:, 0]) / 2
     assert_same_to_rounding(curve(steps[:-1, 1]), curve(inner_points))
     assert_same_to_rounding(curve(steps[1:, 0]), curve(inner_points))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "svr"])
+def test_a_table_of_whole_numbers_holds_numbers_and_no_codes(kind: str) -> None:
+    """As it does where one other column has fractions."""
+    whole = np.random.default_rng(0).integers(0, 2000, size=(600, 3))
+    answers = np.sin(whole[:, 0] / 300) + whole[:, 1] / 1000
+    model = SVR() if kind == "svr" else boosters(kind)[0]
+    model.fit(whole[:200], answers[:200])
+    explainer = NObSP(model, interactions=0).fit(whole[200:400])
+    of_floats = NObSP(model, interactions=0).fit(whole[200:400].astype(np.float64))
+
+    explanation = explainer(whole[400:])
+
+    assert explanation.outside.mean() < 0.05
+    expected = of_floats(whole[400:].astype(np.float64))
+    assert_same_to_rounding(explanation.values, expected.values, within=SINGLE)
 
 
 def test_thresholds_behind_anything_else_than_scalers_stay_unknown() -> None:

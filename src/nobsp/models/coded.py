@@ -301,6 +301,8 @@ class Runs(nn.Module):
     """Runs a function on float64 rows.
 
     With `weight` its values enter a linear head; without, they are the outputs.
+
+    A table of whole numbers alone holds codes, unless the function `takes_numbers`.
     """
 
     # The function was there before this module, so that nothing leads from it back here: a stand-in
@@ -314,9 +316,11 @@ class Runs(nn.Module):
         weight: Array | None = None,
         bias: Array | None = None,
         about: bytes = b"",
+        takes_numbers: bool = False,
     ) -> None:
         super().__init__()
         self.function = function
+        self.takes_numbers = takes_numbers
         self.head = None if weight is None else linear(weight, bias)
         digest = np.frombuffer(hashlib.sha256(about).digest(), dtype=np.uint8).copy()
         self.register_buffer("digest", torch.from_numpy(digest))
@@ -325,6 +329,9 @@ class Runs(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Values, or what the head makes of them."""
+        if self.takes_numbers and not x.is_floating_point():
+            # As a linear layer does, which tells that whole numbers are no codes.
+            raise TypeError(f"rows must be floating-point numbers, found {x.dtype}.")
         answers = self.function(np.ascontiguousarray(x.detach().cpu().numpy()))
         values = torch.from_numpy(np.array(numbers_of(answers, len(x)), dtype=np.float64))
         return values if self.head is None else self.head(values)

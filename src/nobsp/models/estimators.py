@@ -118,7 +118,8 @@ def whole_pipeline(model: ModelLike, coded: Coded | None) -> Adapted:
 
     It is for pipelines whose preprocessing mixes columns.
     """
-    adapted = _adapt_function(model, coded)
+    # Its preprocessing may know nothing between the whole numbers that it was fitted on.
+    adapted = _adapt_function(model, coded, takes_numbers=False)
     layout = {"whole": True, **(adapted.layout or {})}
     return replace(adapted, feature_names=_names_of(model), layout=layout)
 
@@ -142,7 +143,9 @@ def _rows_for(coded: Coded | None, names: Sequence[str] | None) -> Callable[[Arr
 def _adapt_trees(model: ModelLike, trees: Trees, coded: Coded | None) -> Adapted:
     """A tree model as groups of trees before a head that adds them up."""
     function = Recipe(_tree_function, model, coded)
-    module = Runs(function, weight=trees.weight, bias=trees.base, about=trees.about)
+    module = Runs(
+        function, weight=trees.weight, bias=trees.base, about=trees.about, takes_numbers=True
+    )
     adapted = Adapted(
         module,
         feature_names=trees.names,
@@ -175,7 +178,9 @@ def _ask(model: ModelLike, method: str, coded: Coded | None) -> Callable[[Array]
     return lambda x: answer(rows(x))
 
 
-def _adapt_function(model: ModelLike, coded: Coded | None) -> Adapted:
+def _adapt_function(
+    model: ModelLike, coded: Coded | None, *, takes_numbers: bool = True
+) -> Adapted:
     """Margins where they are log-odds, log-odds of probabilities, or predictions."""
     names = _output_names(model, single=len(getattr(model, "classes_", ())) == 2)
     link = "identity"
@@ -197,7 +202,7 @@ def _adapt_function(model: ModelLike, coded: Coded | None) -> Adapted:
         method = "score_samples"
 
     function = Recipe(_ask, model, method, coded)
-    module = Runs(function, about=_bytes_of(model))
+    module = Runs(function, about=_bytes_of(model), takes_numbers=takes_numbers)
     return _with_coding(Adapted(module, output_names=names, link=link), coded)
 
 
@@ -321,4 +326,6 @@ def adapt_session(session: Any) -> Adapted:
     signature = [(part.name, part.type, part.shape) for part in [*inputs, *outputs]]
     links = {1: None, 2: "sigmoid"}
     link = links.get(n_classes, "softmax")
-    return Adapted(Runs(run, about=repr(signature).encode()), link=link)
+    takes_numbers = dtype is not np.int64
+    module = Runs(run, about=repr(signature).encode(), takes_numbers=takes_numbers)
+    return Adapted(module, link=link)
