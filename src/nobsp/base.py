@@ -156,10 +156,30 @@ def is_healthy(findings: Iterable[Finding]) -> bool:
     return all(finding.severity == "note" for finding in findings)
 
 
-def describe_findings(findings: Iterable[Finding]) -> list[str]:
-    """One line per finding, as a health prints them."""
-    lines = []
+# Most subjects that a message is about and that are named.
+_MOST_SUBJECTS = 5
+
+
+def merge_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings in their order, equal messages about several subjects once."""
+    subjects: dict[tuple[str, str, str], list[str]] = {}
     for finding in findings:
+        key = (finding.severity, finding.code, finding.message)
+        subjects.setdefault(key, []).append(finding.subject)
+
+    merged = []
+    for (severity, code, message), named in subjects.items():
+        listed = ", ".join(named[:_MOST_SUBJECTS])
+        more = len(named) - _MOST_SUBJECTS
+        subject = f"{listed} and {more} more" if more > 0 else listed
+        merged.append(Finding(severity, code, subject, message))
+    return merged
+
+
+def describe_findings(findings: Iterable[Finding]) -> list[str]:
+    """One line per message, as a health prints them."""
+    lines = []
+    for finding in merge_findings(findings):
         subject = f"{finding.subject}: " if finding.subject else ""
         lines.append(f"{finding.severity}: {subject}{finding.message}")
     return lines or ["Nothing to worry about."]

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from nobsp.base import Finding, merge_findings
 
 # Seen by people who do not tell red from green, on white and on black.
 FOR, AGAINST, NEUTRAL = "#e8590c", "#1f7fd1", "#8a8f98"
@@ -43,22 +44,6 @@ _PNG_KINDS = {3: 2, 4: 6}
 _PICTURE_GROUND = "rgba(128,128,128,.12)"
 # The shorter side of a picture, in pixels of the screen.
 _PICTURE_SIDE = 84
-
-
-class FindingLike(Protocol):
-    """What is shown of a finding."""
-
-    @property
-    def severity(self) -> str:
-        """How bad it is."""
-
-    @property
-    def subject(self) -> str:
-        """What it concerns."""
-
-    @property
-    def message(self) -> str:
-        """What was found."""
 
 
 @dataclass(frozen=True)
@@ -159,16 +144,16 @@ def small_curve(
     )
 
 
-def findings(found: Iterable[FindingLike], *, most: int = MOST_FINDINGS) -> str:
+def findings(found: Iterable[Finding], *, most: int = MOST_FINDINGS) -> str:
     """The first findings, and how many more there are."""
-    listed = list(found)
+    listed = merge_findings(found)
     shown = "".join(_finding(finding) for finding in listed[:most])
     rest = len(listed) - most
     more = line(f"and {rest} more: print the health") if rest > 0 else ""
     return shown + more
 
 
-def _finding(finding: FindingLike) -> str:
+def _finding(finding: Finding) -> str:
     colour = _SEVERITIES.get(finding.severity, NEUTRAL)
     subject = f"<b>{html.escape(finding.subject)}</b>: " if finding.subject else ""
     return (

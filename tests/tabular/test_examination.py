@@ -456,3 +456,16 @@ def test_numbers_that_are_texts_are_named() -> None:
     assert [f.subject for f in noted if f.code == "numbers_as_text"] == ["age"]
 
     assert "numbers_as_text" not in codes(NObSP(model, interactions=0).fit(table))
+
+
+def test_equal_messages_about_several_features_are_printed_once() -> None:
+    rows = np.random.default_rng(0).normal(size=(300, 9))
+    rows[:, 1:8] = 1.0
+    explainer = NObSP(lambda X: X[:, 0], interactions=0).fit(rows)
+
+    constant = [f.subject for f in explainer.health().findings if f.code == "constant"]
+
+    assert len(constant) >= 7
+    printed = str(explainer.health()).splitlines()
+    (line,) = [line for line in printed if line.startswith("note: x1")]
+    assert line.startswith("note: x1, x2, x3, x4, x5 and 2 more: ")

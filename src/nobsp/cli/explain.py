@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray
 from nobsp.arguments import count, free_name, suggest, with_minus
+from nobsp.base import Finding, describe_findings
 from nobsp.cli.grouping import group_columns
 from nobsp.cli.inputs import (
     Data,
@@ -541,10 +542,8 @@ def _describe(summary: Mapping[str, Any]) -> list[str]:
     )
     lines += [f"Interactions: {_list(pairs)}."] if pairs else []
     lines += [f"Not used: {', '.join(summary['not_used'])}."] if summary["not_used"] else []
-    lines += [
-        ": ".join(filter(None, (entry["severity"], entry["subject"], entry["message"])))
-        for entry in summary["health"]
-    ]
+    if summary["health"]:
+        lines += describe_findings(Finding(**entry) for entry in summary["health"])
     return lines
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, TableLike
 from nobsp.arguments import array_of, count, quote, require_mapping, require_text, with_minus
-from nobsp.base import Finding
+from nobsp.base import Finding, merge_findings
 from nobsp.comparison import Comparison, compare
 from nobsp.drafts import check_path, replacing
 from nobsp.reporting.build import require_jinja2
@@ -173,7 +173,9 @@ def card_sheet(
             + (", of the worst output." if len(health.explained) > 1 else "."),
         ),
         facts=_facts(explainer, explanation, health),
-        findings=tuple(finding for finding in health.findings if finding.code != "weak_spot"),
+        findings=tuple(
+            merge_findings(finding for finding in health.findings if finding.code != "weak_spot")
+        ),
         sections=(
             _functions_section(numbers, explanation.output_names),
             _checks_section(checks),
@@ -182,7 +184,7 @@ def card_sheet(
             Section(key="limits", title="What this cannot say", paragraphs=_LIMITS),
         ),
         numbers=numbers,
-        standing=standing_of(share),
+        standing=standing_of(share, health.findings),
     )
 
 

@@ -188,9 +188,16 @@ Standing = Literal["", "doubtful", "bad"]
 _DOUBTFUL = 0.8
 
 
-def standing_of(share: float) -> Standing:
+# Warnings that held-out R² is not what to expect, as on pages of tables.
+_DOUBTS = ("clusters", "extreme_rows", "few_rows", "fresh_rows")
+
+
+def standing_of(share: float, findings: Sequence[Finding] = ()) -> Standing:
     """How a share that is explained is coloured, as on pages of tables."""
-    if not share < _DOUBTFUL:
+    is_doubted = any(
+        finding.severity == "warning" and finding.code in _DOUBTS for finding in findings
+    )
+    if not share < _DOUBTFUL and not is_doubted:
         return ""
     return "bad" if share < 0 else "doubtful"
 

@@ -6,14 +6,14 @@ How well the functions describe the model, the functions, and the rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, TableLike
 from nobsp.arguments import array_of, count, suggest
-from nobsp.base import Finding
+from nobsp.base import Finding, merge_findings
 from nobsp.frames import frame_of
 from nobsp.numerics import evenly_spaced
 from nobsp.reporting import packing
@@ -654,14 +654,7 @@ def list_findings(explanation: Explanation, shown: Shown) -> list[dict[str, str]
     Equal messages about several subjects are written once.
     """
     findings = [*shown.functions.state.findings, *_findings_here(explanation, shown)]
-    subjects: dict[tuple[str, str, str], list[str]] = {}
-    for finding in sort_findings(findings):
-        key = (finding.severity, finding.code, finding.message)
-        subjects.setdefault(key, []).append(finding.subject)
-    return [
-        {"severity": severity, "code": code, "subject": _join(named), "message": message}
-        for (severity, code, message), named in subjects.items()
-    ]
+    return [asdict(finding) for finding in merge_findings(sort_findings(findings))]
 
 
 def _findings_here(explanation: Explanation, shown: Shown) -> list[Finding]:

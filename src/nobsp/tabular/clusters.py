@@ -273,9 +273,11 @@ def cluster_finding(
     message = (
         f"The rows seem to come in {'other clusters than the groups' if named else 'clusters'}: "
     )
-    if chosen and is_clustered:
+    expected = with_minus(float(final[output]), ".3f")
+    is_other_ridge = chosen and is_clustered and expected != with_minus(explained, ".3f")
+    if is_other_ridge:
         message += (
-            f"for rows of new clusters, expect an R² of {with_minus(float(final[output]), '.3f')}, "
+            f"for rows of new clusters, expect an R² of {expected}, "
             "as with whole neighbourhoods held out, which chose the ridge. (A ridge chosen with "
             f"single rows held out has {with_minus(row_wise, '.3f')} on those and "
             f"{with_minus(explained, '.3f')} on neighbourhoods.)"
