@@ -270,6 +270,8 @@ def test_the_weakest_interactions_stay_out_of_a_page_that_would_be_too_large(mon
     strongest = explanation.terms[3 + int(np.argmax(sizes))]
     assert [tuple("abc"[k] for k in term["features"]) for term in data["terms"][3:]] == [strongest]
     assert "pairs_left_out" in [finding["code"] for finding in data["findings"]]
+    # The headline is that of all terms.
+    assert data["fitted"] == "3 main effects and 3 interactions"
     shown = explanation[:, [*"abc", strongest]]
     assert data["ledger"]["left"][0] == pytest.approx(1 - shown.explained()[0])
 

@@ -39,7 +39,7 @@ function drawHeadline(share, inside) {
     byId("share-words").replaceChildren("The output does not vary over the calibration rows: there is nothing to explain.");
     return;
   }
-  const parts = counted(table.singles.length, "main effect") + (table.pairs.length ? ` and ${counted(table.pairs.length, "interaction")}` : "");
+  const parts = table.fitted;
   const which = heldOut ? " on rows they were not fitted on" : " on the calibration rows";
   const said = share < 0
     ? [`Do not use these functions: ${parts} predict the model’s output`, ...output, ` worse than its mean does${which}`]

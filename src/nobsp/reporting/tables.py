@@ -144,6 +144,7 @@ def table_data(
         "classes": classes.names,
         "facts": list_facts(explanation, explainer, shown, classes.link),
         "findings": list_findings(explanation, shown),
+        "fitted": _describe_terms(shown),
         "health": _health(functions),
         **account_for_variance(shown.account),
         "hits": neighbours,
@@ -633,12 +634,7 @@ def list_facts(
     if len(explanation.output_names) > _MOST_OUTPUTS:
         outputs += ", …"
 
-    sizes = [len(term) for term in (*shown.functions.terms, *shown.functions.left_out)]
-    mains = sizes.count(1)
-    interactions = len(sizes) - mains + shown.dropped
-    terms = count(mains, "main effect")
-    if interactions:
-        terms += f" and {count(interactions, 'interaction')}"
+    terms = _describe_terms(shown)
     return [
         *facts,
         ("Data", f"{rows}, {features}"),
@@ -646,6 +642,15 @@ def list_facts(
         ("Explained", f"{outputs} ({_LINKS[link]})"),
         ("Found", terms),
     ]
+
+
+def _describe_terms(shown: Shown) -> str:
+    """How many terms were fitted, also those that are not on the page."""
+    sizes = [len(term) for term in (*shown.functions.terms, *shown.functions.left_out)]
+    mains = sizes.count(1)
+    interactions = len(sizes) - mains + shown.dropped
+    terms = count(mains, "main effect")
+    return f"{terms} and {count(interactions, 'interaction')}" if interactions else terms
 
 
 def list_findings(explanation: Explanation, shown: Shown) -> list[dict[str, str]]:

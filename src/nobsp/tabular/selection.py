@@ -624,7 +624,11 @@ def _strongest_columns(pieces: Sequence[Piece], sample: Sample) -> list[Piece]:
         return list(pieces)
 
     few = sample.some()
-    spreads = [piece.read(few)[0].var(0, correction=0) for piece in pieces]
+    # Of a piece without columns, such as that of a constant one, torch's variance warns.
+    columns = [piece.read(few)[0] for piece in pieces]
+    spreads = [
+        read.var(0, correction=0) if read.shape[1] else read.new_zeros(0) for read in columns
+    ]
     least = torch.cat(spreads).sort(descending=True).values[MOST_COLUMNS]
     return [
         replace(piece, basis=piece.basis[:, spread > least])
