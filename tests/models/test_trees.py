@@ -219,6 +219,25 @@ def test_a_table_of_whole_numbers_holds_numbers_and_no_codes(kind: str) -> None:
     assert_same_to_rounding(explanation.values, expected.values, within=SINGLE)
 
 
+@pytest.mark.parametrize("kind", ["lightgbm", "catboost"])
+def test_codes_in_a_table_of_whole_numbers_are_levels_and_its_numbers_are_not(kind: str) -> None:
+    generator = np.random.default_rng(0)
+    whole = np.column_stack([generator.integers(0, 5, 900), generator.integers(0, 900, 900)])
+    answers = np.array([0.0, 3.0, -1.0, 2.0, 5.0])[whole[:, 0]] + whole[:, 1] / 300
+    codes = {"categorical_feature": [0]} if kind == "lightgbm" else {"cat_features": [0]}
+    model = boosters(kind)[0].fit(whole[:400], answers[:400], **codes)
+    explainer = NObSP(model).fit(whole[400:600])
+
+    explanation = explainer(whole[600:])
+
+    assert explanation.outside.mean() < 0.05
+    assert_same_to_rounding(
+        explanation.predictions[:, 0], model.predict(whole[600:]), within=SINGLE
+    )
+    curve = explainer.curves().query("feature == 'x0'")
+    assert len(curve) == 5
+
+
 def test_thresholds_behind_anything_else_than_scalers_stay_unknown() -> None:
     model = make_pipeline(StandardScaler(), PCA(4), HistGradientBoostingRegressor(max_iter=5)).fit(
         X, NUMBER

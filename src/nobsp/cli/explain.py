@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray
-from nobsp.arguments import count, free_name, suggest, with_minus
+from nobsp.arguments import count, free_name, number_outputs, suggest, with_minus
 from nobsp.base import Finding, describe_findings
 from nobsp.cli.grouping import group_columns
 from nobsp.cli.inputs import (
@@ -553,7 +553,10 @@ def _shares(outputs: Sequence[Mapping[str, Any]], what: str) -> str:
         (output for output in outputs if output[what] is not None),
         key=lambda output: float(output[what]),
     )
-    shares = [f"{_share(output, what)} ({output['name']})" for output in known]
+    is_unnamed = [output["name"] for output in outputs] == list(number_outputs(1))
+    shares = [
+        _share(output, what) + ("" if is_unnamed else f" ({output['name']})") for output in known
+    ]
     return _list(shares) or "not known, for no output varies"
 
 

@@ -514,6 +514,11 @@ def _catboost(model: ModelLike) -> Trees | None:
     def prepare(X: TableLike) -> Any:
         from catboost import Pool
 
+        if codes and isinstance(X, np.ndarray) and X.dtype.kind == "f":
+            # It reads codes from whole numbers only.
+            whole = X[:, list(codes)].astype(np.int64)
+            X = X.astype(object)
+            X[:, list(codes)] = whole
         return Pool(X, cat_features=list(codes)) if codes else X
 
     def margin(data: Any, first: int, last: int) -> Any:
