@@ -249,7 +249,7 @@ def test_maps_of_signals_and_volumes_are_shown_too(
 
 
 def test_findings_are_cut_short_and_counted() -> None:
-    found = [Finding("note", "code", f"<{number}>", "said") for number in range(7)]
+    found = [Finding("note", "code", f"<{number}>", f"said {number}") for number in range(7)]
     shown = notebook.findings(found, most=3)
     assert "and 4 more" in shown
     assert "&lt;2&gt;" in shown
