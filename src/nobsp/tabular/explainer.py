@@ -27,7 +27,7 @@ from nobsp._typing import (
     Shape,
     TableLike,
 )
-from nobsp.arguments import quote, require_whole_number, warn_caller
+from nobsp.arguments import quote, require_whole_number, warn_caller, weights_of
 from nobsp.base import Explainer, Plots
 from nobsp.calibration import Engine, Run, choose_engine
 from nobsp.calibration.ray import RayRun
@@ -368,6 +368,7 @@ class NObSP(Explainer):
         self,
         X: TableLike,
         y: ArrayLike = None,  # noqa: ARG002 - as scikit-learn calls it
+        sample_weight: ArrayLike = None,
         *,
         multioutput: MultiOutput = "uniform_average",
     ) -> float | NDArray[np.float64]:
@@ -379,8 +380,10 @@ class NObSP(Explainer):
         Args:
             X: Rows, of any kind that `fit` takes.
             y: Ignored: the functions are compared with the model, not with the world.
+            sample_weight: How much each row counts. Where `fit` had weights, the held-out R² is
+                that of rows weighted in the same way.
             multioutput: "uniform_average" for one number, the mean over outputs that vary; "raw"
-                for one each.
+                for one each, NaN for those that do not.
 
         Example:
             >>> import torch
@@ -396,16 +399,19 @@ class NObSP(Explainer):
         fitted = self._fitted
         X = fitted.without_group_column(X)
         base = torch.from_numpy(fitted.functions.base_values)
-        predictions = []
-        residuals = []
+        parts = []
         with running_on(fitted.readout, self.device) as represent:
             for part in fitted.explain(X, represent, batch_size=int(self.batch_size)):
                 assert part.values is not None
                 residual = part.outputs - base - part.values.sum(1)
-                known = residual.isfinite().all(1)
-                predictions.append(part.outputs[known])
-                residuals.append(residual[known])
-        shares = share_on_rows(torch.cat(predictions).numpy(), torch.cat(residuals).numpy())
+                parts.append((part.outputs, residual))
+        predictions, residuals = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
+        known = np.isfinite(residuals).all(1)
+        weights = None
+        if sample_weight is not None:
+            weights = weights_of(sample_weight, n_rows=len(predictions))[known]
+
+        shares = share_on_rows(predictions[known], residuals[known], weights)
         return average_share(shares, multioutput)
 
     def evidence_source(self) -> EvidenceSource:

@@ -228,7 +228,7 @@ def r_squared(
         >>> r_squared(np.array([[0.0], [0.0]]), np.array([[1.0], [2.0]])).tolist()
         [1.0]
     """
-    if len(outputs) == 0:
+    if len(outputs) == 0 or (weights is not None and not weights.any()):
         return np.full(outputs.shape[1], np.nan)
 
     centred = outputs - np.average(outputs, axis=0, weights=weights)
@@ -240,12 +240,14 @@ def r_squared(
     return np.where(varies, explained, np.nan)
 
 
-def share_on_rows(predictions: FloatArray, residual: FloatArray) -> FloatArray:
-    """1 − Σ residual² / Σ (prediction − mean)² per output.
+def share_on_rows(
+    predictions: FloatArray, residual: FloatArray, weights: FloatArray | None = None
+) -> FloatArray:
+    """1 − Σ residual² / Σ (prediction − mean)² per output, with rows weighted if weights are given.
 
     NaN where an output does not vary beyond rounding.
     """
-    return r_squared(residual, predictions)
+    return r_squared(residual, predictions, weights)
 
 
 def average_share(shares: FloatArray, multioutput: MultiOutput) -> float | FloatArray:
