@@ -15,10 +15,12 @@ from nobsp.tabular import fit_together
 from nobsp.tabular.clusters import (
     CROWDED,
     FEWEST_JOINED,
+    NEAR_COPIES,
     NEIGHBOURHOODS_OF_CROWDED,
     crowding,
     hold_out_neighbourhoods,
     join_parts,
+    share_of_near_copies,
 )
 from nobsp.tabular.setting import find_neighbourhoods
 
@@ -79,12 +81,54 @@ def test_too_few_rows_or_numbers_tell_nothing() -> None:
     assert crowding_of(np.full((500, 3), np.nan)) == 1.0
 
 
-def tanh_network(columns: int, *, seed: int = 5) -> nn.Module:
+def near_copies(copies: int) -> Any:
+    generator = np.random.default_rng(0)
+    rows = np.repeat(generator.normal(size=(200, 10)), copies, axis=0)
+    return rows * (1 + 1e-3 * generator.normal(size=rows.shape))
+
+
+@pytest.mark.parametrize("copies", [2, 4])
+def test_rows_in_near_copies_are_seen(copies: int) -> None:
+    assert share_of_near_copies(torch.from_numpy(near_copies(copies))) > 0.9
+
+
+def test_rows_in_near_copies_are_told() -> None:
+    explainer = NObSP(tanh_network(10, scale=3.0), interactions=0).fit(near_copies(2))
+    assert "clusters" in [finding.code for finding in explainer.health().findings]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda generator: generator.normal(size=(800, 1)),
+        lambda generator: np.sin(generator.random((800, 1)) * np.array([1.0, 2.0, 3.0])),
+        lambda generator: np.exp(3 * generator.normal(size=(800, 2))),
+        lambda generator: generator.poisson(3.0, size=(800, 4)),
+        lambda generator: np.column_stack(
+            [generator.standard_cauchy(800), generator.integers(0, 3, size=(800, 3))]
+        ),
+        lambda generator: np.column_stack([np.arange(800), generator.integers(0, 3, 800)]),
+    ],
+    ids=["one number", "a curve", "skewed", "counts", "a number and levels", "time"],
+)
+def test_rows_without_near_copies_have_few_or_none(draw: Any) -> None:
+    rows = np.unique(draw(np.random.default_rng(0)).astype(np.float64), axis=0)
+    assert share_of_near_copies(torch.from_numpy(rows)) < 0.75 * NEAR_COPIES
+
+
+def test_near_copies_need_rows_and_numbers() -> None:
+    assert share_of_near_copies(torch.zeros(500, 3)) == 0.0
+    assert share_of_near_copies(torch.randn(5, 3)) == 0.0
+
+
+def tanh_network(columns: int, *, seed: int = 5, scale: float = 1.0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = nn.Sequential(
             nn.Linear(columns, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 1)
         )
+        with torch.no_grad():
+            model[0].weight.mul_(scale)
     return model.double().eval()
 
 

@@ -109,18 +109,49 @@ def test_named_groups_are_not_called_clusters() -> None:
     assert "clusters" not in codes(explainer)
 
 
-@pytest.mark.parametrize("groups", ["one per row", "shuffled"])
+@pytest.mark.parametrize("groups", ["one per row", "shuffled", "four years"])
 def test_groups_that_are_not_the_clusters_do_not_hide_them(groups: str) -> None:
     rows, fresh = clustered(60, 20, 0.05)
     named = np.arange(1200)
     if groups == "shuffled":
         named = np.random.default_rng(0).permutation(np.repeat(np.arange(60), 20))
+    elif groups == "four years":
+        named = np.arange(1200) % 4
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # neighbourhoods tell that these functions are useless
         explainer = NObSP(network(8), interactions=3).fit(rows, groups=named)
         truth = explainer.score(fresh)
     assert explainer.explained_[0] > truth + 0.2
     assert "clusters" in codes(explainer)
+
+
+def test_copies_across_groups_that_join_most_of_them_do_not_hide_clusters() -> None:
+    rows, fresh = clustered(50, 20, 0.1)
+    generator = np.random.default_rng(1)
+    is_copy = generator.random(len(rows)) < 0.3
+    rows[is_copy] = rows[generator.integers(0, len(rows), is_copy.sum())]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        explainer = NObSP(network(8), interactions=0).fit(rows, groups=np.repeat(np.arange(50), 20))
+        truth = explainer.score(fresh)
+    assert explainer.explained_[0] > truth + 0.1
+    assert "clusters" in codes(explainer)
+
+
+def test_groups_that_copies_undo_are_warned_of_and_neighbourhoods_choose_the_ridge() -> None:
+    rows, fresh = clustered(60, 20, 0.05)
+    generator = np.random.default_rng(1)
+    is_copy = generator.random(len(rows)) < 0.7
+    rows[is_copy] = rows[generator.integers(0, len(rows), is_copy.sum())]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        explainer = NObSP(network(8), interactions=3).fit(rows, groups=np.repeat(np.arange(60), 20))
+        truth = explainer.score(fresh)
+    findings = {finding.code: finding for finding in explainer.health().findings}
+    assert findings["groups"].severity == "warning"
+    assert "60 groups were not" in findings["groups"].message
+    assert "fit(X, groups=" not in findings["clusters"].message
+    assert explainer.explained_[0] == pytest.approx(truth, abs=0.1)
 
 
 def test_few_rows_have_no_headline_or_a_note() -> None:
@@ -336,6 +367,29 @@ def test_score_is_one_number_or_one_for_every_output() -> None:
     assert explainer.compile().score(fresh, predictions) == pytest.approx(raw.mean())
     with pytest.raises(ValueError, match="multioutput"):
         explainer.score(fresh, multioutput="mean")
+
+
+def test_a_weighted_score_counts_rows_as_often_as_their_weights_say() -> None:
+    generator = np.random.default_rng(0)
+    explainer = NObSP(lambda X: X[:, 0] + X[:, 1] * X[:, 2], interactions=0)
+    explainer.fit(generator.normal(size=(300, 3)))
+    fresh = generator.normal(size=(200, 3))
+    times = np.where(np.abs(fresh[:, 1] * fresh[:, 2]) > 1, 4, generator.integers(0, 3, 200))
+
+    weighted = explainer.score(fresh, sample_weight=times)
+    assert weighted == pytest.approx(explainer.score(np.repeat(fresh, times, axis=0)))
+    assert weighted != pytest.approx(explainer.score(fresh), abs=0.01)
+    with pytest.raises(ValueError, match="sample_weight"):
+        explainer.score(fresh, sample_weight=times[:5])
+
+
+def test_a_weighted_score_of_rows_without_a_prediction_is_not_known() -> None:
+    rows = np.random.default_rng(0).normal(size=(200, 2))
+    explainer = NObSP(lambda X: X[:, 0] + X[:, 1], interactions=0).fit(rows)
+    fresh = rows.copy()
+    fresh[:5, 0] = np.nan
+    assert np.isnan(explainer.score(fresh, sample_weight=np.arange(200) < 5))
+    assert explainer.score(fresh) == pytest.approx(1.0)
 
 
 def test_rows_explained_worse_than_the_headline_warn_once(drifted: Any) -> None:

@@ -37,6 +37,7 @@ from nobsp.tabular.setting import (
     Sample,
     deal_folds,
     find_neighbourhoods,
+    number_rows,
     standardise_inputs,
 )
 from nobsp.tabular.tables import TablePiece
@@ -64,6 +65,15 @@ LEAST_LOSS_OF_CROWDED = 0.02
 JOINED_UP_TO = 2.5
 # Fewest that are left, and how many there are where joining leaves fewer.
 FEWEST_JOINED = 2 * FOLDS
+# A row whose k-th neighbour is this much nearer than the next one is one of k + 1 near copies, such
+# as a record that was entered twice with other rounding. Of independent rows one in ten is where
+# only one number tells rows apart (0.12 at most among tables of any kind), and none where two do.
+NEAR_COPY = 0.1
+NEAR_COPIES = 0.2
+_MOST_COPIES = 6
+_COMPARED_WITH_ALL = 256
+# Rows are only looked at for near copies where neighbourhoods lose this much.
+_LOSS_TO_LOOK_AT = 0.01
 NEIGHBOURHOODS_OF_CROWDED = 25
 # Most rows that are looked at, and fewest for every number: fewer tell no covariance.
 _MOST_COMPARED_ROWS = 4096
@@ -116,15 +126,27 @@ class Neighbourhoods:
 
 def hold_out_neighbourhoods(fit: RegressionFit, domains: Sequence[Domain]) -> Neighbourhoods | None:
     """Judges a fit by whole neighbourhoods; None where there are too few rows to tell."""
-    if len(fit.sample) < FEWEST_DIVIDED_ROWS or len(np.unique(fit.sample.units())) < 2 * FOLDS:
+    # Of few groups each may still have many rows, and be something else than the clusters: years.
+    n_different = int(number_rows(fit.sample.inputs).max(initial=-1)) + 1
+    if len(fit.sample) < FEWEST_DIVIDED_ROWS or n_different < 2 * FOLDS:
         return None
     generator = np.random.default_rng(0)
     codes = find_neighbourhoods(fit.sample.inputs, generator=generator)
     neighbourhoods = _hold_out(fit, domains, codes, generator=generator)
     # Neighbourhoods that are coarser than groups which the caller named would tell on these.
-    if neighbourhoods is None or fit.sample.groups is not None or not is_crowded(fit.sample):
+    if neighbourhoods is None or fit.sample.keeps_groups_whole:
         return neighbourhoods
-    codes = join_parts(fit.sample.inputs, codes)
+    if is_crowded(fit.sample):
+        codes = join_parts(fit.sample.inputs, codes)
+    elif _has_lost_by_near_copies(neighbourhoods, fit.sample):
+        codes = find_neighbourhoods(
+            fit.sample.inputs,
+            generator=np.random.default_rng(0),
+            most=NEIGHBOURHOODS_OF_CROWDED,
+        )
+    else:
+        return neighbourhoods
+
     of_clusters = _hold_out(fit, domains, codes, generator=generator)
     if (
         of_clusters is not None
@@ -136,8 +158,22 @@ def hold_out_neighbourhoods(fit: RegressionFit, domains: Sequence[Domain]) -> Ne
 
 def is_crowded(rows: Sample) -> bool:
     """Whether rows, of which copies count once, crowd together as those of clusters do."""
+    return crowding(_different_rows(rows)) < CROWDED
+
+
+def has_near_copies(rows: Sample) -> bool:
+    """Whether many rows have a near copy: of clusters so small, neighbourhoods show nothing."""
+    return share_of_near_copies(_different_rows(rows)) > NEAR_COPIES
+
+
+def _has_lost_by_near_copies(neighbourhoods: Neighbourhoods, rows: Sample) -> bool:
+    loss = neighbourhoods.row_wise - neighbourhoods.explained
+    return bool((loss > _LOSS_TO_LOOK_AT).any()) and has_near_copies(rows)
+
+
+def _different_rows(rows: Sample) -> Tensor:
     first_of_unit = np.unique(rows.units(), return_index=True)[1]
-    return crowding(rows.inputs[torch.from_numpy(first_of_unit)]) < CROWDED
+    return rows.inputs[torch.from_numpy(first_of_unit)]
 
 
 def join_parts(inputs: Tensor, codes: Codes) -> Codes:
@@ -259,11 +295,13 @@ def cluster_finding(
     told: Tensor,
     chosen: bool,
     named: bool = False,
+    could_name: bool = True,
 ) -> Finding:
     """Both R² of the output that loses most; `final` are those at the strengths that are used.
 
     `told` says which outputs lose enough, `chosen` whether neighbourhoods chose the strengths of
-    those that are clustered, and `named` whether the caller named groups of rows.
+    those that are clustered, `named` whether groups that the caller named were held out together,
+    and `could_name` whether it helps to name some.
     """
     losses = neighbourhoods.row_wise - neighbourhoods.explained
     output = int(torch.where(told, losses, -torch.inf).argmax())
@@ -289,12 +327,15 @@ def cluster_finding(
             f"{with_minus(explained, '.3f')} with whole neighbourhoods held out, as rows of new "
             "clusters are."
         )
-    message += (
-        " Groups must hold all rows that belong together: see whether they are in the order of the "
-        "rows, and coarse enough."
-        if named
-        else " Name the clusters with fit(X, groups=...), for example the customer of every row."
-    )
+    if named:
+        message += (
+            " Groups must hold all rows that belong together: see whether they are in the order of "
+            "the rows, and coarse enough."
+        )
+    elif could_name:
+        message += (
+            " Name the clusters with fit(X, groups=...), for example the customer of every row."
+        )
     if not is_clustered:
         message += " If rows are independent, as they may be along a curve, the first figure holds."
     is_large = is_clustered or float(losses[output]) > WORTH_TELLING
@@ -323,6 +364,23 @@ def crowding(inputs: Tensor) -> float:
         if len(np.unique(column)) < len(column):
             alike[:, k] = np.sort(scores[:, k])[alike[:, k].argsort().argsort()]
     return _spread_within(scores) / _spread_within(alike)
+
+
+def share_of_near_copies(inputs: Tensor) -> float:
+    """Share of the rows, which must differ, that have few neighbours far nearer than all others."""
+    rows = inputs.double().nan_to_num()
+    rows = rows[torch.from_numpy(evenly_spaced(len(rows), _MOST_COMPARED_ROWS))]
+    rows = rows[:, (rows != rows[:1]).any(0)]
+    if len(rows) < 2 * _MOST_COPIES or not rows.shape[1]:
+        return 0.0
+
+    standardised = (rows - rows.mean(0)) / rows.std(0, correction=0)
+    some = standardised[torch.from_numpy(evenly_spaced(len(rows), _COMPARED_WITH_ALL))]
+    # Not by products: these would lose the small distances.
+    distances = torch.cdist(some, standardised, compute_mode="donot_use_mm_for_euclid_dist")
+    nearest = distances.topk(_MOST_COPIES + 1, largest=False).values[:, 1:]  # the first is itself
+    is_near = nearest[:, :-1] < NEAR_COPY * nearest[:, 1:]
+    return float(is_near.any(1).double().mean())
 
 
 def _normal_scores(column: FloatArray) -> FloatArray:

@@ -209,8 +209,6 @@ def _notes(setting: Setting, terms: FittedTerms, meter: Meter) -> list[Finding]:
             "the classes, because these can be added up; to_probability() of an explanation "
             "converts them.",
         )
-    if setting.groups is not None:
-        note("groups", _groups_in_words(setting.groups, terms.fit.sample, setting.n_rows))
     thinned = _list_thinned(terms.thresholds, setting.names)
     if thinned:
         note(
@@ -238,15 +236,21 @@ def _notes(setting: Setting, terms: FittedTerms, meter: Meter) -> list[Finding]:
     return notes
 
 
-def _groups_in_words(groups: Codes, sample: Sample, n_rows: int) -> str:
-    """What was held out together where groups are named; `n_rows` is that of the caller's table."""
+def groups_finding(groups: Codes | None, sample: Sample, n_rows: int) -> Finding | None:
+    """What was held out together where groups are named; `n_rows` is that of the caller's table.
+
+    A warning where groups were not held out whole: then the headline is not what was asked for.
+    """
+    if groups is None:
+        return None
     n_groups = len(np.unique(groups))
     if not sample.keeps_groups_whole:
-        return (
+        message = (
             "Most rows are identical to rows of other groups, so identical rows were held out "
             f"together, and the {n_groups:,} groups were not: held-out R² is not that on new "
-            "groups."
+            "groups. Where the copies are errors, calibrate without them."
         )
+        return Finding("warning", "groups", "", message)
     message = f"Rows of one group were held out together: {n_groups:,} groups in {n_rows:,} rows."
     n_copies = sample.n_copies_apart()
     if n_copies:
@@ -255,7 +259,7 @@ def _groups_in_words(groups: Codes, sample: Sample, n_rows: int) -> str:
             f" {share:.0%} of the rows have copies in other groups and were not held out with "
             "these, which would have joined most groups."
         )
-    return message
+    return Finding("note", "groups", "", message)
 
 
 def _numbers_as_text(setting: Setting) -> list[Finding]:

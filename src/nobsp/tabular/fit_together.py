@@ -44,6 +44,7 @@ from nobsp.tabular.examination import (
     examine,
     extreme_rows_findings,
     few_rows_findings,
+    groups_finding,
     terms_with,
 )
 from nobsp.tabular.features import FEW_VALUES, Domain, own_columns
@@ -191,20 +192,9 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
         # Importances of terms without tables are measured row by row, and at the baseline.
         for_importances = sum(direct.cost for direct in terms.direct) * (MEASURED_DIRECTLY + 1)
         with meter.reserving(for_importances):
-            # Before neighbourhoods are units.
-            n_units = round(terms.fit.sample.effective_units(weighted=setting.is_weighted))
-            n_different = len(np.unique(terms.fit.sample.units()))
-            grouped = terms.fit.sample.keeps_groups_whole
+            together = _HeldTogether.of(setting, terms)  # before neighbourhoods are units
             terms, clusters = _refit_where_clustered(setting, terms)
-            validity = _check_validity(
-                setting,
-                terms,
-                clusters,
-                represent,
-                n_units=n_units,
-                n_different=n_different,
-                grouped=grouped,
-            )
+            validity = _check_validity(setting, terms, clusters, represent, together)
 
         measured = sample.some(MEASURED_DIRECTLY if terms.direct else MEASURED_ROWS)
         values = _contributions(terms, represent, measured, options.batch_size)
@@ -324,33 +314,49 @@ def _refit_where_clustered(setting: Setting, terms: FittedTerms) -> tuple[Fitted
     return replace(terms, fit=clusters.fit), clusters
 
 
+@dataclass(frozen=True, eq=False)
+class _HeldTogether:
+    """Which rows were held out together."""
+
+    n_different: int  # different rows, or groups
+    n_units: int  # how many of equal size tell as much
+    grouped: bool  # whether groups were held out whole
+    finding: Finding | None  # what became of groups that the caller named
+
+    @classmethod
+    def of(cls, setting: Setting, terms: FittedTerms) -> _HeldTogether:
+        """As it was when terms were selected."""
+        sample = terms.fit.sample
+        return cls(
+            n_different=len(np.unique(sample.units())),
+            n_units=round(sample.effective_units(weighted=setting.is_weighted)),
+            grouped=sample.keeps_groups_whole,
+            finding=groups_finding(setting.groups, sample, setting.n_rows),
+        )
+
+
 def _check_validity(
     setting: Setting,
     terms: FittedTerms,
     clusters: _Clusters,
     represent: Represent,
-    *,
-    n_units: int,
-    n_different: int,
-    grouped: bool,
+    together: _HeldTogether,
 ) -> Validity:
-    """Whether the headline can be believed.
-
-    `n_different` is the number of different rows, or of groups, and `n_units` how many of equal
-    size tell as much.
-    """
+    """Whether the headline can be believed."""
     # Of few groups, each may still have many rows.
     n_rows = setting.n_rows
-    if not grouped:
-        n_rows = min(n_rows, n_units if setting.is_weighted else n_different)
+    if not together.grouped:
+        n_rows = min(n_rows, together.n_units if setting.is_weighted else together.n_different)
     findings = few_rows_findings(
         n_rows,
-        n_units,
+        together.n_units,
         # An output that does not vary has no R², and nothing to lose.
         explained=float(clusters.fit.explained.nan_to_num(1.0).min()),
-        grouped=grouped,
+        grouped=together.grouped,
         weighted=setting.is_weighted,
     )
+    if together.finding is not None:
+        findings.append(together.finding)
     if clusters.finding is not None:
         findings.append(clusters.finding)
 
@@ -391,8 +397,8 @@ class _Clusters:
 def _judge_clusters(setting: Setting, fit: RegressionFit) -> _Clusters:
     """Holds whole neighbourhoods out; where that tells of clusters, these choose the strengths.
 
-    Where groups are named, these choose them: clusters are only told of, as those that are named
-    may be too fine, or others.
+    Where groups are named and held out together, these choose them: clusters are only told of, as
+    those that are named may be too fine, or others.
     """
     not_clustered = torch.full_like(fit.explained, torch.inf)
     neighbourhoods = hold_out_neighbourhoods(fit, setting.domains)
@@ -401,7 +407,7 @@ def _judge_clusters(setting: Setting, fit: RegressionFit) -> _Clusters:
         return _Clusters(fit, explained=unmeasured, worst=not_clustered)
 
     clustered = neighbourhoods.clustered
-    is_named = setting.groups is not None
+    is_named = fit.sample.keeps_groups_whole
     told = clustered if is_named else neighbourhoods.told
     if not bool(told.any()):
         return _Clusters(fit, explained=neighbourhoods.explained, worst=not_clustered)
@@ -423,6 +429,7 @@ def _judge_clusters(setting: Setting, fit: RegressionFit) -> _Clusters:
             told=told,
             chosen=chooses,
             named=is_named,
+            could_name=setting.groups is None,
         ),
     )
 
