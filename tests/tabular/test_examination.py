@@ -383,6 +383,18 @@ def test_a_weighted_score_counts_rows_as_often_as_their_weights_say() -> None:
         explainer.score(fresh, sample_weight=times[:5])
 
 
+def test_rows_that_hardly_differ_have_no_r_squared() -> None:
+    generator = np.random.default_rng(0)
+    explainer = NObSP(network(3), interactions=0).fit(generator.normal(size=(300, 3)))
+    alike = generator.normal(size=(1, 3)) + 1e-9 * generator.normal(size=(100, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        explanation = explainer(alike)
+    assert np.isnan(explanation.explained()).all()
+    assert np.isnan(explainer.score(alike))
+    assert explanation.findings == ()
+
+
 def test_a_weighted_score_of_rows_without_a_prediction_is_not_known() -> None:
     rows = np.random.default_rng(0).normal(size=(200, 2))
     explainer = NObSP(lambda X: X[:, 0] + X[:, 1], interactions=0).fit(rows)

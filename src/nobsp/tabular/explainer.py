@@ -411,7 +411,12 @@ class NObSP(Explainer):
         if sample_weight is not None:
             weights = weights_of(sample_weight, n_rows=len(predictions))[known]
 
-        shares = share_on_rows(predictions[known], residuals[known], weights)
+        shares = share_on_rows(
+            predictions[known],
+            residuals[known],
+            weights,
+            variance=fitted.functions.state.variance,
+        )
         return average_share(shares, multioutput)
 
     def evidence_source(self) -> EvidenceSource:

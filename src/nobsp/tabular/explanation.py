@@ -222,7 +222,20 @@ class Explanation(NamesFromElsewhere):
         A residual that is the same for all rows counts too. NaN where an output does not vary.
         """
         known = self._known_rows()
-        return share_on_rows(self.predictions[known], self.residual[known])
+        return share_on_rows(
+            self.predictions[known], self.residual[known], variance=self._calibrated_variance()
+        )
+
+    def _calibrated_variance(self) -> tuple[float, ...]:
+        """Variance of every output over the calibration rows; empty where it is not known."""
+        if self.explainer is None or self.scale != "output":
+            return ()
+        variance = dict(
+            zip(self.explainer.output_names, self.explainer.state.variance, strict=False)
+        )
+        if not set(self.output_names) <= set(variance):
+            return ()
+        return tuple(variance[name] for name in self.output_names)
 
     def _known_rows(self) -> BoolArray:
         """Rows whose residual is known: those with a missing value may not have been run."""

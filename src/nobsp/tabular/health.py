@@ -209,6 +209,9 @@ MANY_ROWS = 0.05
 # An output whose spread is below this share of its size is constant up to the rounding of a forward
 # pass.
 _CONSTANT = 1e-12
+# The same beside its size and its spread over the calibration rows: copies of one row differ by so
+# much where a network of single precision runs them in batches of different sizes.
+_NEXT_TO_NOTHING = 1e-6
 # Features with values outside what was calibrated that are named; the others are counted.
 MOST_NAMED = 5
 
@@ -241,13 +244,24 @@ def r_squared(
 
 
 def share_on_rows(
-    predictions: FloatArray, residual: FloatArray, weights: FloatArray | None = None
+    predictions: FloatArray,
+    residual: FloatArray,
+    weights: FloatArray | None = None,
+    *,
+    variance: Sequence[float] = (),
 ) -> FloatArray:
     """1 − Σ residual² / Σ (prediction − mean)² per output, with rows weighted if weights are given.
 
-    NaN where an output does not vary beyond rounding.
+    NaN where an output does not vary beyond rounding, or by next to nothing beside both its size and
+    its variance over the calibration rows, where that is known.
     """
-    return r_squared(residual, predictions, weights)
+    shares = r_squared(residual, predictions, weights)
+    if len(predictions) == 0 or not variance:
+        return shares
+    # Either alone may be due to something else: an offset, or one row far out in the calibration.
+    usual = np.minimum(np.sqrt(np.array(variance)), np.abs(predictions).max(0))
+    least = _NEXT_TO_NOTHING * usual
+    return np.where(predictions.std(0) > least, shares, np.nan)
 
 
 def average_share(shares: FloatArray, multioutput: MultiOutput) -> float | FloatArray:
@@ -278,7 +292,7 @@ def compare_with_headline(
     if len(predictions) < COMPARED_ROWS or len(state.scatter) != len(names) or not state.held_out:
         return None
     headline = np.array(state.explained)
-    shares = share_on_rows(predictions, residual)
+    shares = share_on_rows(predictions, residual, variance=state.variance)
     scatter = np.hypot(scatter_on_rows(predictions, residual), np.array(state.scatter))
     lower = headline - shares
     least = np.maximum(WORTH_TELLING, STANDARD_ERRORS * scatter)
