@@ -193,8 +193,73 @@ def test_a_model_of_steps_fits_into_few_forward_rows() -> None:
 
 
 def test_too_few_rows_for_the_features_is_an_error() -> None:
-    with pytest.raises(ValueError, match="max_forward_rows=300"):
-        NObSP(Counted(), max_forward_rows=300).fit(X)
+    with pytest.raises(ValueError, match="max_forward_rows=240"):
+        NObSP(Counted(), max_forward_rows=240).fit(X)
+
+
+def require_all_fit(limits: range, model: Any, rows: Array, **options: Any) -> None:
+    """Every limit from the first one is enough, and none is exceeded."""
+    for limit in limits:
+        explainer = NObSP(model, max_forward_rows=limit, **options).fit(rows)
+        assert explainer.health().forward_rows <= limit
+
+
+def test_a_larger_limit_is_enough_where_a_smaller_one_was() -> None:
+    """Grids that are needed leave calibration rows and single features what they can spare."""
+    pairs = [("x1", "x2"), ("x0", "x3")]
+    require_all_fit(range(900, 1400, 20), Counted(), X, interactions=pairs)
+    grouped: dict[str, Any] = {"features": {"g": [0, 1], "c": [2], "d": [3], "e": [4], "f": [5]}}
+    require_all_fit(range(700, 1100, 20), Counted(), X, interactions=[("g", "c")], **grouped)
+
+
+SHARES = np.random.default_rng(2).uniform(size=(300, 3))
+CODES = np.column_stack([np.arange(300) % 30, SHARES[:, 1:]]).astype(np.float64)
+HEIGHTS = dict(enumerate(np.random.default_rng(3).normal(size=30)))
+
+
+def checks_its_domain(rows: Array) -> Array:
+    """Refuses a batch in which one value is no share."""
+    if (rows < 0).any() or (rows > 1).any():
+        raise ValueError("not a share")
+    return answers_everywhere(rows)
+
+
+def answers_everywhere(rows: Array) -> Array:
+    """The same without a check."""
+    return rows[:, 0] * rows[:, 1] + np.sin(3 * rows[:, 2])
+
+
+def looks_up(rows: Array) -> Array:
+    """Knows the codes that occur, and no number between them."""
+    return np.array([HEIGHTS[code] for code in rows[:, 0]]) + rows[:, 1]
+
+
+@pytest.mark.parametrize("interactions", ["auto", [("x0", "x1")]])
+@pytest.mark.parametrize(("model", "rows"), [(checks_its_domain, SHARES), (looks_up, CODES)])
+def test_models_of_limited_domains_fit_into_few_forward_rows(
+    model: Any, rows: Array, interactions: Any
+) -> None:
+    """Rows that raise must not use up what tables need."""
+    for limit in (1_000, 2_900, 5_000, 9_200, 20_000):
+        explainer = NObSP(model, max_forward_rows=limit, interactions=interactions).fit(rows)
+
+        assert explainer.health().forward_rows <= limit
+        assert limit < 5_000 or explainer.health().explained[0] > 0.99
+
+
+def test_a_model_that_raises_between_its_codes_takes_no_more_rows_than_others() -> None:
+    """Halving all rows of a grid down to those that raise took five times as many."""
+    generator = np.random.default_rng(4)
+    rows = np.column_stack([generator.integers(0, 50, 500), generator.normal(size=(500, 2))])
+    heights = dict(enumerate(generator.normal(size=50)))
+    options: dict[str, Any] = {"interactions": [("x0", "x1")]}
+
+    looking_up = NObSP(
+        lambda rows: np.array([heights[code] for code in rows[:, 0]]) + rows[:, 1], **options
+    ).fit(rows)
+    answering = NObSP(answers_everywhere, **options).fit(rows)
+
+    assert looking_up.health().forward_rows < 2 * answering.health().forward_rows
 
 
 def test_groups_have_calibration_rows_enough_within_a_limit() -> None:

@@ -397,6 +397,12 @@ class Points:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    @property
+    def inside(self) -> BoolArray:
+        """Which points are in the calibrated range."""
+        inside: BoolArray = self.clamped_to == np.arange(len(self))
+        return inside
+
     def label(self, position: int) -> str:
         """A point in words, for messages."""
         if isinstance(self.axis, LevelAxis):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -171,23 +171,24 @@ def _calibrate(setting: Setting, represent: Represent, meter: Meter, *, progress
         effort, sample = _plan_and_run_sample(
             setting, represent, meter, effort, background, interactions
         )
+        access = Access(represent, effort, meter, _shortcut_of(setting, sample, meter))
         fit_with_background = partial(
             fit_terms,
             setting,
             sample,
-            Access(represent, effort, meter, _shortcut_of(setting, sample, meter)),
             background=background,
             interactions=interactions,
             progress=progress,
         )
         try:
-            terms = fit_with_background(as_they_are=False)
+            terms = fit_with_background(access, as_they_are=False)
         except UnansweredError:
             # Background rows that were shifted out of the rows' range may be where the model's
             # domain has ended for values that are fine: log(x0 + x1) at x0 = -0.4. Or it may know
             # the numbers that occur and none between, as a lookup does. An answer that is missing
             # for other reasons stays so.
-            terms = fit_with_background(as_they_are=True)
+            effort = _effort_left(setting, sample, access, background, interactions)
+            terms = fit_with_background(replace(access, effort=effort), as_they_are=True)
 
         # Importances of terms without tables are measured row by row, and at the baseline.
         for_importances = sum(direct.cost for direct in terms.direct) * (MEASURED_DIRECTLY + 1)
@@ -285,6 +286,31 @@ def _plan_and_run_sample(
     if setting.adapted.forest is None and meter.is_timed:
         announce(announcement(*costs.rest(meter.left), meter.seconds_per_row))
     return effort, sample
+
+
+def _effort_left(
+    setting: Setting,
+    sample: Sample,
+    access: Access,
+    background: int | Tensor,
+    interactions: Sequence[Subset] | int | None,
+) -> Effort:
+    """The effort that forward rows allow where some were spent on tables that are of no use."""
+    costs = least_costs(
+        setting.domains,
+        sample.chunk(),
+        access.effort,
+        background=background if isinstance(background, int) else len(background),
+        interactions=interactions,
+    )
+    meter = access.meter
+    if meter.limit is not None:
+        meter.reserve(costs.direct)
+    plan = plan_spending(replace(costs, sample=0, direct_runs=0, ends=0), meter.left)
+    if plan is None:
+        return access.effort
+    meter.reduced = True
+    return access.effort.within(plan)
 
 
 def _contributions(
@@ -450,6 +476,8 @@ class Access:
     effort: Effort  # how fine tables are
     meter: Meter  # rows that were run, and those that are left
     shortcut: Shortcut | None = None  # reads tables off trees instead
+    # features beyond whose range the model was seen to raise, by their columns
+    raising: set[Subset] = field(default_factory=set)
 
 
 def fit_terms(
@@ -482,12 +510,17 @@ def fit_terms(
         shifted_columns=() if as_they_are else _shifted_columns(domains, sample),
         batch_size=setting.options.batch_size,
         shortcut=access.shortcut,
+        raising=access.raising,
     )
 
     with progress_bar(enabled=progress, description="tabulating", unit=" terms") as bar:
         maker = TableMaker(sample, setting.head_weight, effort, backgrounds, meter, bar)
         ridge = setting.options.ridge
         selection = Selection(maker, None if ridge is None else ridge.value)
+        if meter.reduced or (meter.limit is not None and as_they_are):
+            raising = maker.look_beyond(domains)
+            if not as_they_are:
+                maker.look_inside(raising, domains, interactions)
         if interactions is None:
             selection = selection.leave_room(domains)
 

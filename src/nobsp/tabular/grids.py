@@ -15,7 +15,7 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
@@ -47,6 +47,58 @@ class Averages(NamedTuple):
     # None for all
     answered: BoolArray | None = None
 
+    def put(self, nodes: Places, answers: Averages) -> None:
+        """Writes answers at some of the nodes, which are one below the other."""
+        positions = torch.from_numpy(nodes)
+        self.mean[positions] = answers.mean
+        self.outputs[:, positions] = answers.outputs
+
+
+@dataclass(frozen=True, eq=False)
+class _Nodes:
+    """Nodes of a grid of some features, one below the other."""
+
+    columns: tuple[int, ...]  # of the network's input
+    inputs: Tensor  # what these columns hold, (nodes, columns)
+    inside: BoolArray  # which are in the calibrated range
+    sizes: tuple[int, ...]  # points of each side of the whole grid
+
+    @classmethod
+    def of(cls, features: Sequence[Points]) -> _Nodes:
+        """All nodes; those of the last side run fastest."""
+        sizes = tuple(len(points) for points in features)
+        sides = [
+            _repeat_side(points.inputs, side=side, sizes=sizes)
+            for side, points in enumerate(features)
+        ]
+        inside = np.ones(sizes, dtype=bool)
+        for side, points in enumerate(features):
+            shape = [1] * len(sizes)
+            shape[side] = sizes[side]
+            inside &= points.inside.reshape(shape)
+        columns = tuple(column for points in features for column in points.columns)
+        return cls(columns, torch.cat(sides, 1), inside.ravel(), sizes)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def only(self, positions: Places) -> _Nodes:
+        """Some of the nodes."""
+        return replace(
+            self, inputs=self.inputs[torch.from_numpy(positions)], inside=self.inside[positions]
+        )
+
+    def on_grid(self, table: Averages) -> Averages:
+        """Averages at all nodes, with a dimension for each side."""
+        return Averages(
+            mean=table.mean.view(*self.sizes, -1),
+            outputs=table.outputs.reshape(len(table.outputs), *self.sizes, -1),
+        )
+
+
+class _RaisedError(Exception):
+    """The model raised for one of the rows of a call."""
+
 
 class Tabulator:
     """Runs the network on grids of points, the other features as in the background rows."""
@@ -59,10 +111,13 @@ class Tabulator:
         *,
         batch_size: int,
         shortcut: Shortcut | None = None,
+        raising: set[Subset] | None = None,
     ) -> None:
         self._represent = represent
         self._shortcut = shortcut
         self._batch_size = batch_size
+        # Features beyond whose range the model is known to raise, by their columns.
+        self._raising = set() if raising is None else raising
         self._failure: Exception | None = None
         self._origin: Tensor | None = None
         self.background = background
@@ -73,7 +128,7 @@ class Tabulator:
 
         Where the model gives no answer beyond the calibrated range, it goes on as at the last one.
         """
-        table = self.ask(features)
+        table = self._ask_outwards(features)
         answered = answered_nodes(table.mean, table.outputs)
         if answered.all():
             return table
@@ -81,9 +136,7 @@ class Tabulator:
         try:
             sources = last_answered(answered, [points.clamped_to for points in features])
         except UnansweredError as error:
-            node = error.args[0]
-            labels = [points.label(index) for points, index in zip(features, node, strict=True)]
-            raise self._unanswered(" and ".join(labels)) from self._failure
+            raise self._unanswered_at(features, error.args[0]) from self._failure
 
         stands_for_itself = np.all(np.array(sources) == np.indices(answered.shape), axis=0)
         nodes = tuple(torch.from_numpy(index) for index in sources)
@@ -98,25 +151,107 @@ class Tabulator:
         table = None if self._shortcut is None else self._shortcut.table(self, features)
         if table is not None:
             return table
+        nodes = _Nodes.of(features)
+        return nodes.on_grid(self._average(nodes))
 
-        sizes = [len(points) for points in features]
-        sides = [
-            _repeat_side(points.inputs, side=side, sizes=sizes)
-            for side, points in enumerate(features)
-        ]
-        columns = [column for points in features for column in points.columns]
+    def answers_beyond(self, points: Points) -> bool:
+        """Whether one background row is answered at a feature's last points beyond its range.
 
+        Where it is not, they will be asked one by one.
+        """
+        beyond = np.flatnonzero(~points.inside)
+        if self._shortcut is not None or not len(beyond):
+            return True
+        ends = _Nodes.of([points]).only(np.unique(beyond[[0, -1]]))
+        is_answered = self.with_rows(1)._answered(ends) is not None
+        if not is_answered:
+            self._raising.add(points.columns)
+        return is_answered
+
+    def look_inside(self, lines: Sequence[Points]) -> None:
+        """Asks the points of a feature that are in its range, with one background row.
+
+        Raises:
+            UnansweredError: If one is not answered, as would be found with all background rows.
+        """
+        first_row = self.with_rows(1)
+        for line in lines:
+            first_row._ask_inside([line], _Nodes.of([line]), np.flatnonzero(line.inside))
+
+    def _ask_outwards(self, features: Sequence[Points]) -> Averages:
+        """The averages of some features; where the model raises, those inside the range first.
+
+        Halving all rows until those that raise are found would run most of them several times.
+        """
+        if self._shortcut is not None:
+            return self.ask(features)
+
+        nodes = _Nodes.of(features)
+        if not (len(features) == 1 and features[0].columns in self._raising):
+            self._failure = None
+            with suppress(_RaisedError):
+                return nodes.on_grid(self._average(nodes, together=True))
+
+        is_inside = nodes.inside
+        inside = np.flatnonzero(is_inside)
+        answers = self._ask_inside(features, nodes, inside)
+        table = Averages(
+            mean=answers.mean.new_full((len(nodes), answers.mean.shape[-1]), torch.nan),
+            outputs=answers.outputs.new_full(
+                (len(self.background), len(nodes), answers.outputs.shape[-1]), torch.nan
+            ),
+        )
+        table.put(inside, answers)
+
+        beyond = np.flatnonzero(~is_inside)
+        if len(features) > 1 and len(beyond):
+            table.put(beyond, self._average(nodes.only(beyond)))
+        if len(features) > 1:
+            return nodes.on_grid(table)
+
+        self._raising.add(features[0].columns)
+        for side in (beyond[beyond < inside[0]][::-1], beyond[beyond > inside[0]]):
+            for node in side:
+                answer = self._answered(nodes.only(node[None]))
+                if answer is None:  # nothing further out means anything
+                    break
+                table.put(node[None], answer)
+        return table
+
+    def _ask_inside(self, features: Sequence[Points], nodes: _Nodes, inside: Places) -> Averages:
+        """The averages at nodes inside the range; an UnansweredError where one has none."""
+        table = self._answered(nodes.only(inside))
+        if table is not None:
+            return table
+
+        while len(inside) > 1:
+            half = len(inside) // 2
+            is_first = self._answered(nodes.only(inside[:half])) is None
+            inside = inside[:half] if is_first else inside[half:]
+        self._answered(nodes.only(inside))  # for what it raises
+        node = np.unravel_index(inside[0], nodes.sizes)
+        raise self._unanswered_at(features, [int(index) for index in node]) from self._failure
+
+    def _answered(self, nodes: _Nodes) -> Averages | None:
+        """The averages at some nodes; None where one of them is not answered."""
+        self._failure = None
+        try:
+            table = self._average(nodes, together=True)
+        except _RaisedError:
+            return None
+        return table if bool(answered_nodes(table.mean, table.outputs).all()) else None
+
+    def _average(self, nodes: _Nodes, *, together: bool = False) -> Averages:
+        """The averages at nodes one below the other, NaN where the model raises.
+
+        With `together` it ends with a _RaisedError then.
+        """
         means = []
         outputs = []
-        for representation in self._over_background(columns, torch.cat(sides, 1)):
+        for representation in self._over_background(nodes.columns, nodes.inputs, together=together):
             means.append(representation.mean(1))
             outputs.append(self.shorten(representation @ self.head_weight))
-
-        by_background = torch.cat(outputs).movedim(1, 0)
-        return Averages(
-            mean=torch.cat(means).view(*sizes, -1),
-            outputs=by_background.reshape(len(self.background), *sizes, -1),
-        )
+        return Averages(mean=torch.cat(means), outputs=torch.cat(outputs).movedim(1, 0))
 
     def shorten(self, outputs: Tensor) -> Tensor:
         """Outputs in single precision, less the median of the first ones.
@@ -128,8 +263,14 @@ class Tabulator:
         if self._origin is None:
             flat = outputs.reshape(-1, outputs.shape[-1])
             answered = flat[flat.isfinite().all(1)]
-            self._origin = answered.median(0).values if len(answered) else torch.zeros_like(flat[0])
+            if not len(answered):
+                return outputs.to(torch.float32)
+            self._origin = answered.median(0).values
         return (outputs - self._origin).to(torch.float32)
+
+    def _unanswered_at(self, features: Sequence[Points], node: Sequence[int]) -> UnansweredError:
+        labels = [points.label(index) for points, index in zip(features, node, strict=True)]
+        return self._unanswered(" and ".join(labels))
 
     def _unanswered(self, values: str) -> UnansweredError:
         reason = "it gives no finite number there"
@@ -150,6 +291,7 @@ class Tabulator:
             self.head_weight,
             batch_size=self._batch_size,
             shortcut=self._shortcut,
+            raising=self._raising,
         )
 
     def run(self, rows: Tensor, *, group: int = 1) -> Tensor:
@@ -181,10 +323,13 @@ class Tabulator:
         if not bool(representation.isfinite().all()):
             raise self._unanswered(f"values of {name}") from self._failure
 
-    def _over_background(self, columns: Sequence[int], values: Tensor) -> Iterator[Tensor]:
+    def _over_background(
+        self, columns: Sequence[int], values: Tensor, *, together: bool = False
+    ) -> Iterator[Tensor]:
         """Representations with values put into every background row.
 
-        Shape (nodes, background, width), for values of shape (nodes, columns).
+        Shape (nodes, background, width), for values of shape (nodes, columns). With `together` a
+        call that raises is not repeated in parts: it ends with a _RaisedError.
         """
         count = len(self.background)
         nodes_at_once = max(self._batch_size // count, 1)
@@ -193,7 +338,11 @@ class Tabulator:
             rows = repeated.clone(memory_format=torch.contiguous_format)
             for position, column in enumerate(columns):
                 rows[:, :, column] = part[:, position, None].to(rows.dtype)
-            yield self.run(rows.flatten(0, 1), group=count).view(len(part), count, -1)
+            group = len(part) * count if together else count
+            representation = self.run(rows.flatten(0, 1), group=group)
+            if together and self._failure is not None:
+                raise _RaisedError
+            yield representation.view(len(part), count, -1)
 
 
 def _repeat_side(inputs: Tensor, *, side: int, sizes: Sequence[int]) -> Tensor:
@@ -513,6 +662,7 @@ class Backgrounds:
         shifted_columns: Sequence[int],
         batch_size: int,
         shortcut: Shortcut | None = None,
+        raising: set[Subset] | None = None,
     ) -> None:
         self._represent = represent
         self._shortcut = shortcut
@@ -521,6 +671,7 @@ class Backgrounds:
         self._head_weight = head_weight
         self._columns_to_shift = shifted_columns
         self._batch_size = batch_size
+        self._raising = set() if raising is None else raising
         self._tabulators: dict[int, Tabulator] = {}
         self._spread: Tabulator | None = None
 
@@ -547,6 +698,7 @@ class Backgrounds:
                 self._head_weight,
                 batch_size=self._batch_size,
                 shortcut=self._shortcut,
+                raising=self._raising,
             )
         return self._tabulators[count]
 
@@ -710,6 +862,9 @@ _KNOTS_MARGIN = 1.1
 PAIRS_SHARE = 0.8
 # Fewer background rows than this tell little: after that, knots are saved.
 FEWEST_LIMITED_BACKGROUND = 4
+# Background rows that calibration rows leave room for; there are fewer where even so the coarsest
+# tables do not fit.
+_LEAST_BACKGROUND = 2
 # Seconds of a calibration that are announced before it goes on.
 _LONG = 60.0
 # A call of fewer rows, and of less time, is mostly what any call takes, however few its rows.
@@ -793,6 +948,15 @@ class Costs:
     grids: int = 0  # of as many pairs as are tested at most; not among those that it takes at least
     sure_grids: int = 0  # of interactions that were named, or of the smallest as many as were asked
     coarsest_grids: int = 0  # of the same at their coarsest
+    coarsest_knots: int = 0  # of all features, at their coarsest; with background rows tried twice
+
+    ends: int = 0  # for finding out beyond which features' range the model raises
+
+    @property
+    def coarsest(self) -> float:
+        """What tables take that cannot be coarser: of single features, and of sure interactions."""
+        background = min(_LEAST_BACKGROUND, self.background)
+        return self.ends + self.coarsest_knots * background + self.coarsest_grids / PAIRS_SHARE
 
     @property
     def direct(self) -> int:
@@ -856,17 +1020,18 @@ def plan_spending(costs: Costs, left: float) -> Plan | None:
     """
     if costs.total <= left:
         return None
-    sample = max(costs.rows_for(int(left * costs.sample_share)), 2)
-    rest = left - sample - costs.direct_for(sample)
+    # More calibration rows are of no use where they leave nothing for tables.
+    for_rows = min(left * costs.sample_share, left - costs.coarsest)
+    sample = max(costs.rows_for(int(for_rows)), 2)
+    rest = left - costs.ends - sample - costs.direct_for(sample)
     for_mains = rest * (_MAINS_SHARE if costs.screen or costs.grids else 1.0)
     if costs.sure_grids:
         for_mains = max(for_mains, rest - costs.screen - costs.sure_grids)
         for_mains = max(min(for_mains, rest - costs.coarsest_grids / PAIRS_SHARE), 0)
     knots = _KNOTS_MARGIN * costs.knots + 1  # and the mean over the background itself
-    background = int(for_mains // knots)
-    background = min(
-        max(background, min(FEWEST_LIMITED_BACKGROUND, costs.background)), costs.background
-    )
+    affordable = int((rest - costs.coarsest_grids / PAIRS_SHARE) // max(costs.coarsest_knots, 1))
+    fewest = max(min(FEWEST_LIMITED_BACKGROUND, affordable), 1)
+    background = min(max(int(for_mains // knots), fewest), costs.background)
     share = min(for_mains / (knots * background), 1.0)
     return Plan(
         sample=sample,
@@ -1143,6 +1308,7 @@ def least_costs(
     else:
         most_pairs = effort.most_pairs if interactions is None else len(named)
     sure, coarsest = _sure_grid_rows(domains, chunk, effort, background, interactions)
+    coarsest_effort = effort.within(Plan(sample=0, background=1, share_of_knots=0.0, screen=0))
     return Costs(
         sample=chunk.count,
         direct_runs=_count_direct_runs(domains, named)
@@ -1156,6 +1322,12 @@ def least_costs(
         ),
         sure_grids=sure,
         coarsest_grids=coarsest,
+        coarsest_knots=sum(
+            len(first_points(domain, chunk, coarsest_effort)) + _more_of_fewer_rows(domain)
+            for domain in tabulated
+        )
+        + 2,
+        ends=2 * sum(domain.levels is None for domain in tabulated),
     )
 
 
@@ -1188,8 +1360,13 @@ def _sure_grid_rows(
         order = len(term)
         nodes = math.prod(usual_lines[order][k] for k in term)
         usual += nodes * min(background_rows[order], background)
-        coarse += math.prod(coarse_lines[order][k] for k in term)
+        coarse += math.prod(coarse_lines[order][k] + _more_of_fewer_rows(domains[k]) for k in term)
     return usual, coarse
+
+
+def _more_of_fewer_rows(domain: Domain) -> int:
+    """Knots that fewer calibration rows add: the ends of the range are no quantiles of theirs."""
+    return 0 if domain.levels is not None else 2
 
 
 def _lines_by_order(

@@ -404,11 +404,7 @@ class Selection:
         maker = self.maker
         if maker.meter.limit is None or maker.meter.reduced:
             return self
-        try:
-            screen = self._screen(domains)
-        except UnansweredError:  # where the model answers is found by tables of single features
-            return self
-
+        screen = self._screen(domains)
         costs = least_costs(
             domains,
             maker.sample.chunk(),
@@ -416,7 +412,7 @@ class Selection:
             background=maker.backgrounds.most,
             interactions=screen.worth_trying(maker.effort.most_pairs),
         )
-        costs = replace(costs, sample=0, direct_runs=0)  # paid for, and reserved
+        costs = replace(costs, sample=0, direct_runs=0, ends=0)  # paid for, and reserved
         plan = plan_spending(costs, maker.meter.left)
         if plan is not None:
             maker.meter.reduced = True

@@ -49,6 +49,7 @@ from nobsp.tabular.grids import (
     first_points,
     has_grid,
     refine_knots,
+    screen_points,
 )
 from nobsp.tabular.lookup import Array, Chunk, LevelAxis, NumberAxis, TermTable
 from nobsp.tabular.setting import Sample
@@ -133,6 +134,8 @@ def share_steps(
     return shares
 
 
+# Share of the forward rows left that finding out whether the model answers inside may take.
+_SHARE_AHEAD = 0.3
 # Background rows that tell which thresholds do most, where a feature has more than its table holds.
 _FEW_ROWS = 4
 
@@ -161,6 +164,76 @@ class TableMaker:
     def pair_room(self) -> Room:
         """Thresholds along the sides of pairs' grids: many where grids take no forward passes."""
         return FINE_PAIR_ROOM if self.backgrounds.are_cheap else PAIR_ROOM
+
+    def look_beyond(self, domains: Sequence[Domain]) -> list[int]:
+        """Features beyond whose range the model does not answer, found with few forward rows.
+
+        Their tables ask no more of it than they must.
+        """
+        tabulator = self.backgrounds.of_rows(self.effort.background)
+        chunk = self.sample.chunk()
+        features = [k for k, domain in enumerate(domains) if domain.tabulated]
+        return [
+            k
+            for k in features
+            if not len(domains[k].steps)
+            and not tabulator.answers_beyond(first_points(domains[k], chunk, self.effort))
+        ]
+
+    def look_inside(
+        self,
+        features: Sequence[int],
+        domains: Sequence[Domain],
+        interactions: Sequence[Subset] | int | None,
+    ) -> None:
+        """Asks the points of some features inside their range, with one background row.
+
+        A model that does not answer there would otherwise spend a limit on tables of no use.
+
+        Raises:
+            UnansweredError: If it does not.
+        """
+        tabulator = self.backgrounds.of_rows(self.effort.background)
+        chunk = self.sample.chunk()
+        lines = {
+            k: [
+                first_points(domains[k], chunk, self.effort),
+                *self._lines_ahead(k, domains[k], interactions),
+            ]
+            for k in features
+        }
+        most_rows = sum(len(points) for points_of_one in lines.values() for points in points_of_one)
+        for_mains = len(tabulator.background) * sum(
+            len(first_points(domain, chunk, self.effort)) for domain in domains if domain.tabulated
+        )
+        left = self.meter.left
+        if most_rows <= min(_SHARE_AHEAD * left, left - for_mains):
+            for points_of_one in lines.values():
+                tabulator.look_inside(points_of_one)
+
+    def _lines_ahead(
+        self, feature: int, domain: Domain, interactions: Sequence[Subset] | int | None
+    ) -> list[Points]:
+        """Lines of a feature in grids that will be made whatever is found, also coarser ones."""
+        if not isinstance(interactions, Sequence):
+            few = self.sample.some().chunk()
+            is_screened = interactions is None or interactions > 0
+            return [screen_points(domain, few, self.effort.screen_lines)] if is_screened else []
+
+        chunk = self.sample.chunk()
+        orders = {len(term) for term in interactions if feature in term}
+        coarser = self.effort.coarser_pairs().coarser_triples()
+        lines = []
+        for effort in (self.effort, coarser, coarser.coarser_pairs()):
+            if 2 in orders:
+                quantiles, even = effort.pair_quantiles, effort.pair_even
+                lines.append(domain.points(chunk, quantiles=quantiles, even=even, reach=PAIR_REACH))
+            if 3 in orders:
+                quantiles, even = effort.triple_quantiles, EVEN_LINES_OF_TRIPLES
+                lines.append(
+                    domain.points(chunk, quantiles=quantiles, even=even, reach=TRIPLE_REACH)
+                )
+        return lines
 
     def tabulate_mains(self, domains: Sequence[Domain]) -> Tables:
         """Tables of single features, and where the model was found to answer."""
