@@ -68,3 +68,4 @@ def test_several_quantiles_are_named() -> None:
     explainer = NObSP(model).fit(X)
 
     assert explainer.output_names_ == ("quantile 0.1", "quantile 0.5", "quantile 0.9")
+    assert NObSP(model.get_booster()).fit(X).output_names_ == explainer.output_names_

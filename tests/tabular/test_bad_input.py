@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable
+from datetime import time
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,17 @@ def test_dates_beside_numbers_are_named(kind):
     days = pd.date_range("2020-01-01", periods=60).to_pydatetime()
     frame = kind({"age": np.arange(60), "when": list(days)})
     with pytest.raises(TypeError, match=r"feature 'when' has levels of type .*dates are neither"):
+        NObSP(lambda frame: np.asarray(frame["age"], dtype=float)).fit(frame)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[time(minute % 24, 30) for minute in range(60)], pd.period_range("2020-01", periods=60)],
+)
+def test_times_of_day_and_periods_are_not_to_be_written_as_text(values):
+    """A pipeline that reads them could not read the texts."""
+    frame = pd.DataFrame({"age": np.arange(60), "at": values})
+    with pytest.raises(TypeError, match=r"feature 'at' has levels of type .*such as (min|days)"):
         NObSP(lambda frame: np.asarray(frame["age"], dtype=float)).fit(frame)
 
 

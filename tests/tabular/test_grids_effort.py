@@ -262,6 +262,15 @@ def test_a_model_that_raises_between_its_codes_takes_no_more_rows_than_others() 
     assert looking_up.health().forward_rows < 2 * answering.health().forward_rows
 
 
+def test_few_rows_for_want_of_forward_rows_are_told_as_that() -> None:
+    """More rows would change nothing."""
+    grouped: dict[str, Any] = {"features": {"g": [0, 1], "c": [2], "d": [3], "e": [4], "f": [5]}}
+    findings = NObSP(Counted(), **grouped, max_forward_rows=900).fit(X).health().findings
+
+    messages = {finding.code: finding.message for finding in findings}
+    assert "max_forward_rows=900" in messages["few_rows"]
+
+
 def test_groups_have_calibration_rows_enough_within_a_limit() -> None:
     """Each row costs many for a group: with a quarter of the limit few of them fitted it badly."""
     rows = np.random.default_rng(0).normal(size=(600, 6))

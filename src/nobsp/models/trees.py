@@ -111,6 +111,10 @@ def _quantile_names(model: ModelLike, outputs: int) -> tuple[str, ...] | None:
     loss = str(options.get("loss_function") or options.get("objective") or "")
     if loss.startswith("MultiQuantile:alpha="):
         levels = loss.removeprefix("MultiQuantile:alpha=").split(",")
+    if levels is None and hasattr(model, "save_config"):  # a booster of XGBoost by itself
+        objective = json.loads(model.save_config())["learner"].get("objective", {})
+        written = objective.get("quantile_loss_param", {}).get("quantile_alpha")
+        levels = None if written is None else json.loads(written)
     if levels is None or np.ndim(levels) != 1 or len(levels) != outputs:
         return None
     return tuple(f"quantile {float(level):g}" for level in levels)

@@ -437,19 +437,31 @@ def _unique_shares(values: Tensor) -> list[float]:
 
 
 def few_rows_findings(
-    rows: int, units: int, *, explained: float, grouped: bool, weighted: bool
+    rows: int,
+    units: int,
+    *,
+    explained: float,
+    grouped: bool,
+    weighted: bool,
+    limit: int | None = None,
 ) -> list[Finding]:
     """What held-out R², `explained`, is worth where it rests on few rows.
 
     `rows` is the number of different ones (with weights, of ones of equal weight that tell as
-    much), and `units` how many different ones of equal weight tell as much.
+    much), and `units` how many different ones of equal weight tell as much. `limit` is that on
+    forward rows, where it has no room for all rows that were passed.
     """
+    # More rows would not help then.
+    more_needed = ""
+    if limit is not None:
+        more_needed = f" max_forward_rows={limit:,} has no room for more rows: raise it."
     weights = " of equal weight" if weighted else ""
     if rows < TOO_FEW_ROWS:
         message = (
             f"{count(rows, 'different row')}{weights} are too few to tell how well the functions "
-            f"hold on other rows, so there is no held-out R². Calibrate on {FEW_ROWS} rows or more."
+            f"hold on other rows, so there is no held-out R²."
         )
+        message += more_needed or f" Calibrate on {FEW_ROWS} rows or more."
         return [Finding("warning", "few_rows", "", message)]
 
     optimism = (OPTIMISM_OF_GROUPS if grouped else OPTIMISM_OF_ROWS) * (1 - explained)
@@ -466,7 +478,7 @@ def few_rows_findings(
     message = f"Held-out R² was measured on {rests_on}"
     if less >= LEAST_OPTIMISM:
         message += f": expect about {less:.2f} less on new rows, at times three times that"
-    message += f". Calibrate on {_rounded_up(enough):,} or more."
+    message += "." + (more_needed or f" Calibrate on {_rounded_up(enough):,} or more.")
     severity = "warning" if less >= WORTH_TELLING else "note"
     return [Finding(severity, "few_rows", "", message)]
 

@@ -376,8 +376,9 @@ _POINTS_OF_A_RANGE = 256
 # distances.
 _STEP_BETWEEN = 1e-6
 _LARGEST_MOVE = 1e-3
-# What libraries call the types of dates and durations.
-_DATES = ("Timestamp", "datetime", "date", "datetime64", "Timedelta", "timedelta")
+# What libraries call the types of dates and durations, and those of times of day.
+_DATES = ("Timestamp", "datetime", "date", "datetime64", "Timedelta", "timedelta", "Period")
+_TIMES = ("time",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -861,10 +862,15 @@ def _require_storable(name: str, levels: Sequence[object]) -> None:
 
     kind = type(odd[0]).__name__
     advice = "write them as text"
-    if kind in _DATES:
+    if kind in (*_DATES, *_TIMES):
+        what, number = (
+            ("times", "minutes since midnight")
+            if kind in _TIMES
+            else ("dates", "days since a date")
+        )
         advice = (
-            "dates are neither numbers nor categories. Calibrate on numbers instead, such as days "
-            "since a date, and explain a function that turns these back into dates and calls the "
+            f"{what} are neither numbers nor categories. Calibrate on numbers instead, such as "
+            f"{number}, and explain a function that turns these back into {what} and calls the "
             "model; the page How-to, Dates, of the documents shows it"
         )
     raise TypeError(f"feature {name!r} has levels of type {kind}; {advice}.")

@@ -373,6 +373,7 @@ def _check_validity(
     n_rows = setting.n_rows
     if not together.grouped:
         n_rows = min(n_rows, together.n_units if setting.is_weighted else together.n_different)
+    is_cut = len(terms.fit.sample) < len(setting.summary.sample)
     findings = few_rows_findings(
         n_rows,
         together.n_units,
@@ -380,6 +381,7 @@ def _check_validity(
         explained=float(clusters.fit.explained.nan_to_num(1.0).min()),
         grouped=together.grouped,
         weighted=setting.is_weighted,
+        limit=setting.options.max_forward_rows if is_cut else None,
     )
     if together.finding is not None:
         findings.append(together.finding)
