@@ -611,3 +611,22 @@ def test_memory_that_does_not_suffice_is_not_taken_for_other_columns() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         NObSP(Large()).fit(rows)
     assert NObSP(Large(), batch_size=32).fit(rows).explained_[0] > 0.99
+
+
+def test_the_explained_row_that_a_model_refuses_is_named_and_unusual_ones_cost_no_others() -> None:
+    codes = {0.0: 1.0, 1.0: 3.0, 2.0: 2.0}
+
+    def looks_up(rows: Any) -> Any:
+        return rows[:, 0] + np.array([codes[code] for code in rows[:, 1]])
+
+    generator = np.random.default_rng(0)
+    rows = np.column_stack([generator.normal(size=300), generator.integers(0, 3, 300)])
+    explainer = NObSP(looks_up, features=["age", "code"]).fit(rows)
+
+    # Beyond the range: this row alone has no prediction.
+    explanation = explainer(np.array([[0.1, 1.0], [0.2, 7.0], [0.3, 2.0]]))
+    assert np.isfinite(explanation.predictions).ravel().tolist() == [True, False, True]
+
+    with pytest.raises(ValueError, match=r"with code = 1\.5 .*KeyError") as refused:
+        explainer(np.array([[0.1, 1.0], [0.4, 1.5], [0.3, 2.0]]))
+    assert "age" not in str(refused.value)

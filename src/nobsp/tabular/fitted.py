@@ -28,6 +28,7 @@ from nobsp.tabular.features import Columns, encode_typical_rows
 from nobsp.tabular.functions import Functions, with_bands
 from nobsp.tabular.grids import Tabulator
 from nobsp.tabular.lookup import level_axes, read_columns, read_tables
+from nobsp.tabular.refused import REFUSALS, refusal, refused_row, values_to_blame
 from nobsp.tabular.setting import Problem, Rows, Setting
 from nobsp.tabular.tables import DirectTerm
 
@@ -430,10 +431,12 @@ class CalibratedModel:
                 return
             try:
                 run(chosen)
-            except Exception:
+            except Exception as failure:
                 # A level beyond an embedding's table takes its whole batch down: the others are run
                 # without it.
                 if not bool(doubtful[chosen].any()):
+                    if isinstance(failure, REFUSALS):
+                        self._require_taken(rows[chosen], represent, failure)
                     raise
                 if len(chosen) > 1:
                     for part in _halves(chosen, doubtful[chosen]):
@@ -444,6 +447,25 @@ class CalibratedModel:
             with suppress(Exception):  # most models do not take them
                 run(alike)
         return representation, answered
+
+    def _require_taken(self, rows: Tensor, represent: Represent, failure: Exception) -> None:
+        """An error that names the row, if it is one row because of which the model raised."""
+
+        def run(part: Tensor) -> Tensor:
+            return self.readout.logits(represent(as_model_takes(part, self.readout)))
+
+        row = refused_row(run, rows, failure)
+        if row is None:
+            return
+        values = values_to_blame(
+            run,
+            rows,
+            row,
+            names=[feature.name for feature in self.functions.features],
+            groups=self.columns.features.columns,
+            failure=failure,
+        )
+        raise ValueError(refusal(values, failure)) from failure
 
     def _alike_in_what_is_missing(self, rows: Tensor, incomplete: Tensor) -> list[Tensor]:
         """Rows with missing numbers, in groups that lack the same columns.

@@ -273,13 +273,15 @@ class Tabulator:
         return self._unanswered(" and ".join(labels))
 
     def _unanswered(self, values: str) -> UnansweredError:
-        reason = "it gives no finite number there"
+        reason = "it gives no number below 1e38 there"
         if self._failure is not None:
             reason = f"it raises {type(self._failure).__name__}: {self._failure}"
         return UnansweredError(
             f"the model cannot be asked for {values}, inside the range of the calibration rows, "
             f"with the other features as in other rows ({reason}). Leave out the rows that reach "
-            "such values, or pass a model that answers there."
+            "such values, pass a model that answers there, or make one feature of columns that "
+            "limit each other, such as a start and an end: "
+            'features={"span": ["start", "end"], …}.'
         )
 
     def with_rows(self, count: int) -> Tabulator:
