@@ -15,7 +15,7 @@ from torch import nn
 
 import nobsp
 from nobsp import notebook
-from nobsp.base import Finding
+from nobsp.findings import Finding
 
 NASTY = "<script>alert(1)</script>"
 

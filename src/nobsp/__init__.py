@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nobsp import metrics, plots
-    from nobsp.base import Finding
     from nobsp.calibration import Local, Ranks, RayCluster
     from nobsp.comparison import Comparison, compare
     from nobsp.estimators import NObSPClassifier, NObSPRegressor, Selector
+    from nobsp.findings import Finding
     from nobsp.neighbors import ContributionIndex, Influence, Milvus, Neighbors, Usearch
     from nobsp.neighbors.auditing import Audit, audit
     from nobsp.neighbors.selection import select
@@ -73,7 +73,7 @@ __all__ = [
 
 # The rooms that public names live in.
 _HOMES = {
-    "base": ("Finding",),
+    "findings": ("Finding",),
     "calibration": ("Local", "Ranks", "RayCluster"),
     "estimators": ("NObSPClassifier", "NObSPRegressor", "Selector"),
     "comparison": ("Comparison", "compare"),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nobsp.base import Finding, merge_findings
+from nobsp.findings import Finding, merge_findings
 
 # Seen by people who do not tell red from green, on white and on black.
 FOR, AGAINST, NEUTRAL = "#e8590c", "#1f7fd1", "#8a8f98"

@@ -9,7 +9,7 @@ from torch import nn
 
 import nobsp
 from nobsp import NObSP, NObSPCam, plots
-from nobsp.base import Finding
+from nobsp.findings import Finding
 from nobsp.tabular import Health, TermHealth
 from tests.plots.subjects import Known, account, rows_of_known
 

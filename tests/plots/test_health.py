@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from nobsp import NObSP, NObSPCam, plots
-from nobsp.base import Finding
+from nobsp.findings import Finding
 from nobsp.tabular import Health, TermHealth
 
 

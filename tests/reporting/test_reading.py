@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nobsp import NObSP
-from nobsp.base import Finding
+from nobsp.findings import Finding
 from nobsp.reporting import report
 from nobsp.reporting.tables import table_data
 from nobsp.tabular.health import ExplainedWorseWarning

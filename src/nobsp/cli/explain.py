@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray
 from nobsp.arguments import count, free_name, number_outputs, suggest, with_minus
-from nobsp.base import Finding, describe_findings
 from nobsp.cli.grouping import group_columns
 from nobsp.cli.inputs import (
     Data,
@@ -34,6 +33,7 @@ from nobsp.cli.options import (
     UsageError,
     split_names,
 )
+from nobsp.findings import Finding, describe_findings
 
 if TYPE_CHECKING:
     from nobsp import Functions, NObSP

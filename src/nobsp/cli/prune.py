@@ -13,7 +13,6 @@ from cyclopts import Parameter
 
 from nobsp._typing import AnyArray
 from nobsp.arguments import count, join_names, percent, suggest
-from nobsp.base import describe_findings
 from nobsp.cli.inputs import Loaded, find_pictures, load_model, read_table
 from nobsp.cli.options import (
     METHOD,
@@ -31,6 +30,7 @@ from nobsp.cli.options import (
     split_names,
 )
 from nobsp.drafts import check_path, replacing
+from nobsp.findings import describe_findings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

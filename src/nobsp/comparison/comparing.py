@@ -10,7 +10,6 @@ import numpy as np
 
 from nobsp._typing import ArrayLike, BoolArray, FloatArray
 from nobsp.arguments import count, join_names, require_number, require_whole_number, with_minus
-from nobsp.base import Finding
 from nobsp.comparison.changes import (
     RESOLUTION,
     Changes,
@@ -35,6 +34,7 @@ from nobsp.comparison.sampling import Drawn, Sampled, draw, gap_draws, gap_of, t
 from nobsp.comparison.stacks import Stacks, common_terms
 from nobsp.comparison.trainings import Accounts, accounts_of, average, require_trainings
 from nobsp.deprecation import USUAL_CONFIDENCE, argument_of
+from nobsp.findings import Finding
 from nobsp.tabular.explanation import Explanation
 from nobsp.tabular.health import outside_finding, r_squared, sort_findings
 from nobsp.tabular.indexing import term_name

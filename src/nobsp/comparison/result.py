@@ -14,10 +14,11 @@ import numpy as np
 from nobsp import notebook
 from nobsp._typing import AnyArray, FloatArray, NativeFrame
 from nobsp.arguments import array_of, count, quote, require_number, require_whole_number, suggest
-from nobsp.base import Finding, Plots, describe_findings
+from nobsp.base import Plots
 from nobsp.comparison.pairing import Kind, Side
 from nobsp.comparison.ranges import feature_values, function_of, gap_along
 from nobsp.deprecation import warn_renamed
+from nobsp.findings import Finding, describe_findings
 from nobsp.frames import as_table
 from nobsp.tabular.indexing import Term, output_position
 

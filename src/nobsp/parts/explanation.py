@@ -24,7 +24,8 @@ from nobsp.arguments import (
     require_whole_number,
     suggest,
 )
-from nobsp.base import Finding, Plots
+from nobsp.base import Plots
+from nobsp.findings import Finding
 from nobsp.frames import frame_like
 from nobsp.network.guest import in_ordinary_modes
 from nobsp.network.readout import fingerprint_of

@@ -15,7 +15,7 @@ from torch import nn
 from nobsp import notebook
 from nobsp._typing import ArrayLike, NativeFrame
 from nobsp.arguments import count, percent
-from nobsp.base import Finding, describe_findings
+from nobsp.findings import Finding, describe_findings
 from nobsp.frames import frame_like
 from nobsp.numerics import clopper_pearson
 from nobsp.parts.running import read_rows, require_deterministic

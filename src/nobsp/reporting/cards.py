@@ -11,9 +11,9 @@ import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, TableLike
 from nobsp.arguments import array_of, count, quote, require_mapping, require_text, with_minus
-from nobsp.base import Finding, merge_findings
 from nobsp.comparison import Comparison, compare
 from nobsp.drafts import check_path, replacing
+from nobsp.findings import Finding, merge_findings
 from nobsp.reporting.build import require_jinja2
 from nobsp.reporting.packing import describe_model, known
 from nobsp.reporting.sheets import (

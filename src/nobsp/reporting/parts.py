@@ -11,7 +11,7 @@ import numpy as np
 import nobsp
 from nobsp._typing import FloatArray
 from nobsp.arguments import count
-from nobsp.base import describe_findings
+from nobsp.findings import describe_findings
 from nobsp.numerics import evenly_spaced
 
 # Parts in the list of the largest.

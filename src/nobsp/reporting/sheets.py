@@ -16,7 +16,7 @@ import numpy as np
 
 import nobsp
 from nobsp._typing import FloatArray
-from nobsp.base import Finding
+from nobsp.findings import Finding
 from nobsp.reporting.build import content_hash, fill_template
 
 # Size of a curve's drawing; it is stretched to the width of its card.

@@ -13,7 +13,7 @@ import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, TableLike
 from nobsp.arguments import array_of, count, suggest
-from nobsp.base import Finding, merge_findings
+from nobsp.findings import Finding, merge_findings
 from nobsp.frames import frame_of
 from nobsp.numerics import evenly_spaced
 from nobsp.reporting import packing

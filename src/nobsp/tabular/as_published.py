@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from nobsp._typing import ModelLike
-from nobsp.base import Finding
 from nobsp.calibration import Run
+from nobsp.findings import Finding
 from nobsp.network.columns import Subset, Summary
 from nobsp.network.guest import in_ordinary_modes
 from nobsp.network.readout import Represent, as_model_takes

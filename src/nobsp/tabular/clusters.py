@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nobsp._typing import FloatArray
 from nobsp.arguments import with_minus
-from nobsp.base import Finding
+from nobsp.findings import Finding
 from nobsp.numerics import evenly_spaced
 from nobsp.tabular.correction import (
     HeldOut,

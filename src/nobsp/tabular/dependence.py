@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nobsp._typing import FloatArray
 from nobsp.arguments import join_names
-from nobsp.base import Finding
+from nobsp.findings import Finding
 from nobsp.tabular.features import Domain
 from nobsp.tabular.lookup import Array, LevelAxis
 from nobsp.tabular.setting import Sample, Setting, number_rows

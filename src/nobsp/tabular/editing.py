@@ -10,7 +10,7 @@ import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, FloatArray, ModelLike, TableLike
 from nobsp.arguments import quote, require_flag, require_number, with_minus
-from nobsp.base import Finding
+from nobsp.findings import Finding
 from nobsp.numerics import evenly_spaced
 from nobsp.tabular.health import Health, r_squared, sort_findings
 from nobsp.tabular.heights import Ridge, add_tables, blocks_of, relative_penalties

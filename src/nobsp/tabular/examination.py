@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nobsp.arguments import count, join_names, with_minus
-from nobsp.base import Finding
+from nobsp.findings import Finding
 from nobsp.network.columns import SAMPLE_ROWS, Subset
 from nobsp.tabular.correction import RegressionFit, scatter_of_share, share_explained
 from nobsp.tabular.dependence import MOST_FEATURES_NAMED, dependence_findings

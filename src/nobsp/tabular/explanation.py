@@ -13,8 +13,9 @@ import numpy as np
 from nobsp import notebook
 from nobsp._typing import AnyArray, BoolArray, FloatArray, NativeFrame, TableLike
 from nobsp.arguments import count, free_name, require_choice, require_whole_number
-from nobsp.base import Finding, Plots, describe_findings
+from nobsp.base import Plots
 from nobsp.elsewhere import EXPLANATION, NamesFromElsewhere
+from nobsp.findings import Finding, describe_findings
 from nobsp.frames import frame_like, frame_of, take_rows
 from nobsp.numerics import gauss_legendre
 from nobsp.tabular.health import (

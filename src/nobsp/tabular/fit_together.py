@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nobsp.base import Finding
 from nobsp.calibration import Run
+from nobsp.findings import Finding
 from nobsp.network.batches import progress_bar
 from nobsp.network.columns import Subset, Summary
 from nobsp.network.guest import keeps_torch_modes, use_threads

@@ -28,9 +28,9 @@ from nobsp.arguments import (
     require_number,
     require_whole_number,
 )
-from nobsp.base import Finding
 from nobsp.deprecation import USUAL_CONFIDENCE, argument_of
 from nobsp.elsewhere import FUNCTIONS, describe_unknown
+from nobsp.findings import Finding
 from nobsp.frames import as_table
 from nobsp.tabular.consistency import require_readable
 from nobsp.tabular.curves import (

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from nobsp import notebook
 from nobsp._typing import AnyArray, FloatArray
 from nobsp.arguments import require_choice, with_minus
-from nobsp.base import Finding, describe_findings, is_healthy
+from nobsp.findings import Finding, describe_findings, is_healthy
 from nobsp.tabular.lookup import Chunk
 
 # Differences between the two held-out R² that would not show with three decimals are not written.
@@ -252,8 +252,8 @@ def share_on_rows(
 ) -> FloatArray:
     """1 − Σ residual² / Σ (prediction − mean)² per output, with rows weighted if weights are given.
 
-    NaN where an output does not vary beyond rounding, or by next to nothing beside both its size and
-    its variance over the calibration rows, where that is known.
+    NaN where an output does not vary beyond rounding, or by next to nothing beside both its size
+    and its variance over the calibration rows, where that is known.
     """
     shares = r_squared(residual, predictions, weights)
     if len(predictions) == 0 or not variance:

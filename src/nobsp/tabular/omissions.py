@@ -1,4 +1,4 @@
-"""What the functions leave out: strong pairs without a term, and what curves do not average over."""
+"""What functions leave out: strong pairs without a term, and what curves do not average over."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from nobsp.base import Finding
+from nobsp.findings import Finding
 from nobsp.network.columns import Subset
 from nobsp.tabular.clusters import is_crowded, join_parts
 from nobsp.tabular.correction import RegressionFit

@@ -1021,7 +1021,7 @@ def deal_folds(codes: Codes, *, generator: np.random.Generator, folds: int = FOL
 
 
 def standardise_inputs(inputs: Tensor) -> Tensor:
-    """Rows with columns of mean zero and spread one, in double precision; missing values count zero."""
+    """Columns with mean zero and spread one, in double precision; missing values count zero."""
     values = inputs.to(torch.float64).nan_to_num()
     spread = values.std(0, correction=0)
     return (values - values.mean(0)) / torch.where(spread > 0, spread, 1.0)

@@ -11,7 +11,7 @@ import numpy as np
 
 from nobsp._typing import AnyArray, BoolArray, FloatArray
 from nobsp.arguments import require_number, require_whole_number, with_minus
-from nobsp.base import Finding
+from nobsp.findings import Finding
 from nobsp.frames import is_missing
 from nobsp.numerics import evenly_spaced
 from nobsp.tabular.explanation import Explanation

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from nobsp import notebook
-from nobsp.base import Finding, describe_findings, is_healthy
+from nobsp.findings import Finding, describe_findings, is_healthy
 from nobsp.vision.account import POINTS, Account
 from nobsp.vision.feature_map import FeatureMap, Picture
 
