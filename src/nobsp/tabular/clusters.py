@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from nobsp._typing import FloatArray
@@ -181,6 +180,8 @@ def join_parts(inputs: Tensor, codes: Codes) -> Codes:
 
     Those that are nearer to each other than they are wide are parts of one cluster.
     """
+    from scipy.sparse.csgraph import connected_components
+
     rows = standardise_inputs(inputs).numpy()
     middles, sizes = _middles(rows, codes)
     squares = np.square(rows - middles[codes]).sum(1)
