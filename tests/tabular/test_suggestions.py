@@ -50,6 +50,13 @@ def test_columns_whose_values_are_one_to_one_are_one_feature(kind: Any) -> None:
     assert list(found.values()) == [["school", "code", "twice"], ["age"]]
 
 
+def test_correlated_columns_that_are_one_to_one_as_well_are_listed_once() -> None:
+    level = np.arange(600) % 6
+    table = np.column_stack([level, 2 * level, X[:, 0]])
+
+    assert NObSP.suggest_features(table) == {"x0 + x1": [0, 1], "x2": [2]}
+
+
 def test_every_two_columns_of_a_group_are_that_much_correlated() -> None:
     steps = np.cumsum(RNG.normal(size=(500, 30)), axis=1)
     least = 0.8

@@ -100,7 +100,8 @@ def _join_one_to_one(groups: Sequence[list[int]], columns: Sequence[AnyArray]) -
     for k, column in enumerate(columns):
         comparable = column if column.dtype.kind in "biuf" else column.astype(str)
         codes[k] = np.unique(comparable, return_inverse=True)[1].astype(np.float64)
-    joined = {column: list(group) for group in groups for column in group}
+    # One and the same list for all of a group, by which those already together are told.
+    joined = {column: group for group in groups for column in group}
     for later, earlier in one_to_one(codes, n_rows=len(columns[0])):
         if joined[earlier] is not joined[later]:
             whole = sorted(joined[earlier] + joined[later])
