@@ -124,6 +124,18 @@ def test_a_region_of_missing_numbers_only_says_so() -> None:
     assert str(Condition("age", above=7.0, with_missing=True)) == "age > 7 or missing"
 
 
+def test_a_region_of_all_known_numbers_says_so() -> None:
+    X = rows(4)
+    X[np.random.default_rng(4).random(len(X)) < 0.6, 0] = np.nan
+
+    def waves_where_known(X):
+        wave = 3 * np.sin(7 * X[:, 1]) * np.sign(X[:, 2])
+        return X[:, 3] + np.where(np.isnan(X[:, 0]), 0.0, wave)
+
+    [spot, *_] = nobsp.NObSP(waves_where_known, interactions=0).fit(X).weak_spots(X)
+    assert "x0 not missing" in spot.message
+
+
 def test_features_that_the_model_does_not_use_are_not_named():
     """Of some forty small trees, the best one gains something on a few rows by chance."""
 

@@ -57,7 +57,8 @@ class Condition:
         above: The number that it must exceed; None without.
         up_to: The number that it must not exceed; None without.
         levels: The levels it may have, of a category; None for numbers.
-        with_missing: Whether a missing number belongs to the region.
+        with_missing: Whether a missing number belongs to the region. Where it does not, and there
+            is no other condition, all known numbers do.
     """
 
     feature: str
@@ -74,6 +75,8 @@ class Condition:
             return f"{self.feature} missing"
         above = None if self.above is None else with_minus(self.above, ".4g")
         up_to = None if self.up_to is None else with_minus(self.up_to, ".4g")
+        if above is None and up_to is None:
+            return f"{self.feature} not missing"
         if above is None:
             return f"{self.feature} ≤ {up_to}{missing}"
         if up_to is None:
