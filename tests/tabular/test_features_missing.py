@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -204,3 +206,19 @@ def test_missing_codes_are_exported(one_hot: NObSP, codes: pd.DataFrame) -> None
         database.register("codes", codes)
         rows = database.execute(functions.to_sql("codes")).df()
     assert_same_to_rounding(rows["prediction"].to_numpy(), functions.predict(codes).ravel())
+
+
+def test_missing_codes_are_exported_in_single_precision_without_a_warning(
+    one_hot: NObSP, codes: pd.DataFrame, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    functions = one_hot.compile()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        functions.to_onnx(tmp_path / "codes.onnx")
+
+    session = runtime.InferenceSession(str(tmp_path / "codes.onnx"))
+    answers = session.run(["prediction"], functions.onnx_inputs(codes))[0]
+    expected = functions.predict(codes.astype({"amount": np.float32}))
+    assert np.allclose(answers.ravel(), expected.ravel(), atol=1e-5)

@@ -342,7 +342,9 @@ class _Graph:
         for k, column in enumerate(place.columns):
             if self.kinds[column] == "float32":
                 # Numbers that come in single precision are compared with levels rounded alike.
-                levels[:, k] = levels[:, k].astype(np.float32)
+                # That of a missing level, the largest of all, is beyond single precision.
+                with np.errstate(over="ignore"):
+                    levels[:, k] = levels[:, k].astype(np.float32)
 
         picked = self.pick(numbers, [numeric.index(column) for column in place.columns])
         each = self.add("Unsqueeze", picked, self.whole([1]))
