@@ -303,6 +303,23 @@ def test_a_limit_below_what_finding_the_head_takes_runs_no_row() -> None:
     assert model.rows == 0
 
 
+@pytest.mark.parametrize("limit", range(368, 640, 16))
+def test_a_limit_is_enough_where_a_smaller_one_is(limit: int) -> None:
+    rows = np.random.default_rng(0).normal(size=(400, 6))
+
+    def model(x: np.ndarray) -> np.ndarray:
+        return np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + x[:, 3]
+
+    explainer = NObSP(model, interactions=0, max_forward_rows=limit).fit(rows)
+    assert explainer.health().forward_rows <= limit
+
+
+def test_interactions_are_not_to_be_left_out_where_there_are_none() -> None:
+    rows = np.random.default_rng(0).normal(size=(400, 6))
+    with pytest.raises(ValueError, match="pass more, or fewer features"):
+        NObSP(Counted(), interactions=0, max_forward_rows=230).fit(rows)
+
+
 @pytest.mark.parametrize("limit", [0, -5, 2.5, "many"])
 def test_a_limit_must_be_a_whole_number(limit: object) -> None:
     with pytest.raises((TypeError, ValueError), match="max_forward_rows"):

@@ -151,9 +151,12 @@ def calibrate_terms(setting: Setting, *, progress: bool = False) -> Estimate:
             represent = meter.count(running.represent)
             return _calibrate(setting, represent, meter, progress=progress)
     except BudgetSpentError as spent:
+        advice = "pass more, fewer features, or interactions=0"
+        if setting.interactions() == 0:
+            advice = "pass more, or fewer features"
         raise ValueError(
             f"max_forward_rows={meter.limit} is too few for {len(setting.domains)} features "
-            f"({spent}); pass more, fewer features, or interactions=0."
+            f"({spent}); {advice}."
         ) from spent
 
 

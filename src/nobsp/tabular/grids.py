@@ -1035,6 +1035,10 @@ def plan_spending(costs: Costs, left: float) -> Plan | None:
     fewest = max(min(FEWEST_LIMITED_BACKGROUND, affordable), 1)
     background = min(max(int(for_mains // knots), fewest), costs.background)
     share = min(for_mains / (knots * background), 1.0)
+    if not (costs.screen or costs.grids):
+        # Tables have some knots at whatever share, and nothing else gives way where all don't fit.
+        spare = rest / background - costs.coarsest_knots
+        share = max(min(share, spare / max(costs.knots - costs.coarsest_knots, 1)), 0.0)
     return Plan(
         sample=sample,
         background=background,
