@@ -1,11 +1,14 @@
 """In which order columns stand, and in which units they are, changes no contribution."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from nobsp import NObSP
+from nobsp.tabular.setting import Sample
 from tests.tolerances import CONTRIBUTIONS, assert_same_to_rounding
 
 
@@ -54,3 +57,24 @@ def test_order_of_rows_changes_nothing_with_one_hot_columns(network):
     found = NObSP(network, interactions=0).fit(X[order])(X[:20]).values
 
     assert_same_to_rounding(found, expected, within=CONTRIBUTIONS)
+
+
+def test_order_of_rows_changes_nothing_where_columns_are_balanced():
+    # Every combination of four levels of two, ten times: all columns hold the same numbers.
+    X = np.repeat(list(product([0.0, 1.0], repeat=4)), 10, axis=0)
+    order = np.random.default_rng(0).permutation(len(X))
+
+    def model(rows):
+        return 3 * rows[:, 0] + 0.4 * np.prod(2 * rows - 1, axis=1)
+
+    expected = NObSP(model).fit(X).health()
+    found = NObSP(model).fit(X[order]).health()
+
+    assert found.explained == pytest.approx(expected.explained, abs=1e-9)
+
+
+def test_equal_rows_lie_side_by_side_where_columns_are_balanced():
+    X = np.repeat(list(product([0.0, 1.0], repeat=4)), 10, axis=0)
+    rows = torch.from_numpy(np.random.default_rng(0).permutation(X))
+    sample = Sample({}, rows, torch.zeros(len(rows), 1)).in_canonical_order()
+    assert len(np.unique(sample.units())) == 16

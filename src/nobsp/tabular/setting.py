@@ -768,8 +768,9 @@ class Sample:
         values = self.inputs.double().numpy() + 0.0  # −0 becomes 0
         by_share = _row_keys(_shares_of_range(values))
         # Rows that are equal to nine digits of a column's range are told apart by all of theirs.
-        by_value = _row_keys(values.view(np.uint64))
-        return self.take(np.lexsort((by_value, by_share)))
+        words = values.view(np.uint64)
+        by_value = _row_keys(words)
+        return self.take(np.lexsort((_keys_by_place(words), by_value, by_share)))
 
     def take(self, rows: NDArray[np.intp]) -> Sample:
         """Some of the rows."""
@@ -871,6 +872,17 @@ def _row_keys(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     column_keys = mixed.sum(axis=0, dtype=np.uint64)
     told_apart = _mix(mixed ^ column_keys)
     row_sums = told_apart.sum(axis=1, dtype=np.uint64)
+    return _mix(row_sums)
+
+
+def _keys_by_place(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A number per row that depends on which column holds what.
+
+    Columns of the same numbers in another order, as those of balanced designs are, are not known
+    apart by what they hold: rows of different ones would lie among each other.
+    """
+    places = _mix(np.arange(words.shape[1], dtype=np.uint64))
+    row_sums = _mix(_mix(words) ^ places).sum(axis=1, dtype=np.uint64)
     return _mix(row_sums)
 
 
