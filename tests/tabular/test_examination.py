@@ -184,6 +184,11 @@ def test_what_is_few_rows_depends_on_what_is_unexplained(
     assert [finding.severity for finding in findings] == ([severity] if severity else [])
 
 
+def test_rows_that_are_equal_by_chance_are_not_called_different() -> None:
+    found = few_rows_findings(64, 640, explained=0.5, grouped=False, weighted=False)
+    assert found[0].message.startswith("Held-out R² was measured on only 640 rows: ")
+
+
 def test_the_headline_of_few_groups_says_how_much_less_to_expect() -> None:
     """Ten sites of a hundred rows: R² of new sites is .1 less, though rows are many."""
     generator = np.random.default_rng(3)

@@ -471,7 +471,9 @@ def few_rows_findings(
 
     # No more than all of it is lost, so far as anyone can tell from so few rows.
     less = min(optimism / max(units, 1), max(explained, 0.0))
-    what = count(units, "group" if grouped else "different row")
+    # Rows that are equal by chance, as columns of few values make them, count one by one.
+    row = "row" if units > rows else "different row"
+    what = count(units, "group" if grouped else row)
     rests_on = f"as much as {what}{weights}" if weighted else f"only {what}"
     if not grouped and not weighted and units < rows:
         rests_on = f"as much as {what}, as some of the {rows:,} repeat more than others"
