@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from nobsp import NObSP
@@ -335,6 +336,16 @@ def test_an_explanation_tells_of_values_that_were_not_calibrated() -> None:
     assert severities["outside"] == "warning"
     assert [finding.code for finding in explainer(beyond[:1]).findings] == ["outside"]
     assert explainer(beyond[10:]).findings == ()
+
+
+def test_an_explanation_of_one_class_or_of_probabilities_tells_of_values_outside() -> None:
+    rows = np.random.default_rng(0).normal(size=(300, 3))
+    classes = (rows[:, 0] > 0).astype(int) + (rows[:, 1] > 1)
+    explainer = NObSP(LogisticRegression().fit(rows, classes), interactions=0).fit(rows)
+    explanation = explainer(rows + np.array([0.0, 20.0, 0.0]))
+
+    for part in (explanation[:, :, "1"], explanation.to_probability()):
+        assert "outside" in {finding.code for finding in part.findings}
 
 
 def test_an_explanation_tells_of_rows_without_a_prediction_and_functions_alone_do_not() -> None:

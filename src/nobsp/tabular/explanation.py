@@ -249,25 +249,28 @@ class Explanation(NamesFromElsewhere):
         R² clearly below the headline, values outside what was calibrated, combinations far from all
         seen, rows without a prediction, contributions of more than 1 to a probability.
         """
-        if self.scale == "probability":
-            beyond = beyond_one_finding(self.values, self.link)
-            return () if beyond is None else (beyond,)
-        if not self._is_of_all_terms():
-            return ()
-
-        known = self._known_rows()
         findings = [
-            compare_with_headline(
-                self.predictions[known],
-                self.residual[known],
-                self.explainer.state,
-                self.output_names,
-            ),
-            far_finding(self.far),
+            *self._findings_of_contributions(),
             outside_finding(self.outside, self.feature_names),
             unpredicted_finding(self.predictions),
         ]
         return tuple(finding for finding in findings if finding is not None)
+
+    def _findings_of_contributions(self) -> list[Finding | None]:
+        """What is worth knowing of the contributions: of some terms or outputs, nothing is."""
+        if self.scale == "probability":
+            return [beyond_one_finding(self.values, self.link)]
+        if not self._is_of_all_terms():
+            return []
+
+        known = self._known_rows()
+        worse = compare_with_headline(
+            self.predictions[known],
+            self.residual[known],
+            self.explainer.state,
+            self.output_names,
+        )
+        return [worse, far_finding(self.far)]
 
     def _is_of_all_terms(self) -> bool:
         """Whether this is the explainer's whole account, on the scale of its outputs."""
