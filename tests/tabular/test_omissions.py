@@ -114,6 +114,16 @@ def test_what_was_limited_by_hand_is_named_as_the_reason(interactions: int) -> N
     assert f"interactions={interactions}" in by_code["pair_left_out"]
 
 
+def test_an_error_names_what_was_limited_by_hand() -> None:
+    X = np.random.default_rng(0).normal(size=(400, 4))
+    with pytest.warns(UserWarning, match="worse than predicting the mean"):
+        explainer = NObSP(lambda X: X[:, 0] * X[:, 1], interactions=0).fit(X)
+
+    by_code = {finding.code: finding.message for finding in explainer.health().findings}
+    assert "as interactions=0 fits none" in by_code["worse_than_mean"]
+    assert 'leave interactions="auto"' in by_code["worse_than_mean"]
+
+
 def test_a_warning_has_the_headline_or_says_which_other_share_it_has() -> None:
     X = np.random.default_rng(0).normal(size=(600, 4))
     explainer = NObSP(lambda X: X[:, 0] * X[:, 1] + X[:, 2] * X[:, 3] + X[:, 0], interactions=1)

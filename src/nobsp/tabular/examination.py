@@ -329,8 +329,9 @@ def share_findings(
     share, name, words = min(known)
     if share < 0:
         message = (
-            f"{words} is {with_minus(share, '.3f')}: worse than predicting the mean. Do not use "
-            "the functions; calibrate on more rows."
+            f"{words} is {with_minus(share, '.3f')}: worse than predicting the mean"
+            f"{f', as {limit}, or rows are too few' if limit else ''}. Do not use the functions; "
+            f"{_advice(limit, budget)}."
         )
         return [Finding("error", "worse_than_mean", name, message)]
 
@@ -343,17 +344,22 @@ def share_findings(
         return [Finding("warning", "coarse_table", name, message)]
 
     cause = "too few rows for so many features, or interactions that are not fitted"
-    advice = "Calibrate on more rows, or name interactions."
     if limit:
         cause = (
             f"too few rows for so many features, or interactions that are not fitted, as {limit}"
         )
-        advice = 'Leave interactions="auto", or calibrate on more rows.'
     elif budget:
         cause = f"interactions that are not fitted, as {budget} pays for no more, or too few rows"
-        advice = "Raise the limit, or calibrate on more rows."
-    message = f"{words} is only {share:.3f}: {cause}. {advice}"
+    advice = _advice(limit, budget) + ("" if limit or budget else ", or name interactions")
+    message = f"{words} is only {share:.3f}: {cause}. {advice[0].upper()}{advice[1:]}."
     return [Finding("warning", "low_share", name, message)]
+
+
+def _advice(limit: str, budget: str) -> str:
+    """What to do where little is explained; more rows alone lift no limit of the caller's."""
+    if limit:
+        return 'leave interactions="auto", or calibrate on more rows'
+    return "raise the limit, or calibrate on more rows" if budget else "calibrate on more rows"
 
 
 def feature_findings(
