@@ -238,6 +238,21 @@ def test_codes_in_a_table_of_whole_numbers_are_levels_and_its_numbers_are_not(ki
     assert len(curve) == 5
 
 
+@pytest.mark.parametrize("code", [np.nan, 1.5])
+def test_codes_that_are_no_whole_numbers_are_refused_as_catboost_does(code: float) -> None:
+    generator = np.random.default_rng(0)
+    whole = np.column_stack([generator.integers(0, 5, 400), generator.integers(0, 900, 400)])
+    model = boosters("catboost")[0].fit(whole, whole[:, 0] + whole[:, 1] / 300, cat_features=[0])
+    broken = whole.astype(np.float64)
+    explainer = NObSP(model).fit(broken)
+    broken[3, 0] = code
+
+    explanation = explainer(broken)
+    assert np.flatnonzero(np.isnan(explanation.predictions[:, 0])).tolist() == [3]
+    with pytest.raises(ValueError, match="must have whole numbers"):
+        NObSP(model).fit(broken)
+
+
 def test_thresholds_behind_anything_else_than_scalers_stay_unknown() -> None:
     model = make_pipeline(StandardScaler(), PCA(4), HistGradientBoostingRegressor(max_iter=5)).fit(
         X, NUMBER

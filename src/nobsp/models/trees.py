@@ -503,6 +503,10 @@ def _codes_of_levels(X: TableLike, known: Sequence[Sequence[Any]]) -> Any:
     return matrix
 
 
+# Larger numbers are no whole ones of 64 bits.
+_CODES_BELOW = 2.0**63
+
+
 def _catboost(model: ModelLike) -> Trees | None:
     """A model of CatBoost."""
     codes = tuple(int(k) for k in model.get_cat_feature_indices())
@@ -518,12 +522,7 @@ def _catboost(model: ModelLike) -> Trees | None:
     def prepare(X: TableLike) -> Any:
         from catboost import Pool
 
-        if codes and isinstance(X, np.ndarray) and X.dtype.kind == "f":
-            # It reads codes from whole numbers only.
-            whole = X[:, list(codes)].astype(np.int64)
-            X = X.astype(object)
-            X[:, list(codes)] = whole
-        return Pool(X, cat_features=list(codes)) if codes else X
+        return Pool(_with_codes(X, codes), cat_features=list(codes)) if codes else X
 
     def margin(data: Any, first: int, last: int) -> Any:
         return model.predict(
@@ -549,6 +548,23 @@ def _catboost(model: ModelLike) -> Trees | None:
         codes=codes,
         names=None if are_numbered else names,
     )
+
+
+def _with_codes(X: TableLike, codes: Sequence[int]) -> TableLike:
+    """Rows whose codes are whole numbers, as CatBoost reads them from these only."""
+    if not isinstance(X, np.ndarray) or X.dtype.kind != "f":
+        return X
+    numbers = X[:, list(codes)]
+    broken = numbers[~(np.abs(numbers) < _CODES_BELOW) | (numbers != np.rint(numbers))]
+    if len(broken):
+        # Cut off, they would be other codes, of which the model says something else.
+        raise ValueError(
+            "X must have whole numbers in the columns that CatBoost takes for categories, found "
+            f"{float(broken[0]):g}; leave such rows out, or write these columns as text in a frame."
+        )
+    with_codes = X.astype(object)
+    with_codes[:, list(codes)] = numbers.astype(np.int64)
+    return with_codes
 
 
 def _sklearn_trees(trees: Sequence[Any]) -> tuple[dict[int, Array], bytes]:
