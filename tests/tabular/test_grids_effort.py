@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from sklearn.ensemble import RandomForestRegressor
 
 from nobsp import NObSP
 from nobsp.tabular import fit_together, grids
@@ -311,6 +312,16 @@ def test_a_limit_is_enough_where_a_smaller_one_is(limit: int) -> None:
         return np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + x[:, 3]
 
     explainer = NObSP(model, interactions=0, max_forward_rows=limit).fit(rows)
+    assert explainer.health().forward_rows <= limit
+
+
+@pytest.mark.parametrize("interactions", [0, 1, "auto"])
+@pytest.mark.parametrize("limit", [30_000, 60_000, 100_000])
+def test_forests_of_many_thresholds_fit_into_a_limit(limit: int, interactions: Any) -> None:
+    rows = np.random.default_rng(0).normal(size=(800, 4))
+    answers = np.sin(rows[:, 0]) + rows[:, 0] * np.tanh(rows[:, 1])
+    forest = RandomForestRegressor(8, random_state=0).fit(rows, answers)
+    explainer = NObSP(forest, interactions=interactions, max_forward_rows=limit).fit(rows)
     assert explainer.health().forward_rows <= limit
 
 

@@ -59,6 +59,7 @@ from nobsp.tabular.grids import (
     COUNTED_ROWS,
     FULL,
     MEASURED_DIRECTLY,
+    PAIRS_SHARE,
     Backgrounds,
     BudgetSpentError,
     Effort,
@@ -529,7 +530,9 @@ def fit_terms(
         if interactions is None:
             selection = selection.leave_room(domains)
 
-        mains = selection.maker.tabulate_mains(domains)
+        mains = selection.maker.tabulate_mains(
+            domains, for_others=_rows_of_named(domains, maker, interactions)
+        )
         if interactions is None:
             selected = selection.fit_paying(mains)
         elif isinstance(interactions, int):
@@ -562,6 +565,22 @@ def _shifted_columns(domains: Sequence[Domain], sample: Sample) -> list[int]:
         elif domain.reaches and domain.span and len(domain.columns) == 1:
             columns.append(domain.columns[0])
     return columns
+
+
+def _rows_of_named(
+    domains: Sequence[Domain], maker: TableMaker, interactions: Sequence[Subset] | int | None
+) -> float:
+    """Forward rows that interactions the caller asks for take at least, where these are limited."""
+    if maker.meter.limit is None or not interactions:
+        return 0.0
+    costs = least_costs(
+        domains,
+        maker.sample.chunk(),
+        maker.effort,
+        background=maker.backgrounds.most,
+        interactions=interactions,
+    )
+    return costs.coarsest_grids / PAIRS_SHARE
 
 
 def _traces(tables: Tables, fitted: Collection[Subset]) -> Traces:

@@ -203,9 +203,7 @@ class TableMaker:
             for k in features
         }
         most_rows = sum(len(points) for points_of_one in lines.values() for points in points_of_one)
-        for_mains = len(tabulator.background) * sum(
-            len(first_points(domain, chunk, self.effort)) for domain in domains if domain.tabulated
-        )
+        for_mains = self._rows_of_mains(domains, tabulator)
         left = self.meter.left
         if most_rows <= min(_SHARE_AHEAD * left, left - for_mains):
             for points_of_one in lines.values():
@@ -235,17 +233,28 @@ class TableMaker:
                 )
         return lines
 
-    def tabulate_mains(self, domains: Sequence[Domain]) -> Tables:
-        """Tables of single features, and where the model was found to answer."""
+    def tabulate_mains(self, domains: Sequence[Domain], *, for_others: float = 0.0) -> Tables:
+        """Tables of single features, and where the model was found to answer.
+
+        `for_others` are forward rows that other grids take at least.
+        """
         tabulator = self.backgrounds.of_rows(self.effort.background)
         chunk = self.sample.chunk()
+        finds_largest = self._can_find_largest_steps(domains, tabulator, for_others)
 
         mains = {}
         limited = list(domains)
         for k, domain in enumerate(domains):
             if not domain.tabulated:
                 continue
-            points, table = tabulate_main(tabulator, domain, chunk, self.sample.spread, self.effort)
+            points, table = tabulate_main(
+                tabulator,
+                domain,
+                chunk,
+                self.sample.spread,
+                self.effort,
+                finds_largest=finds_largest,
+            )
             mains[k] = Main(points, table)
             limited[k] = domain.limited_to(points, table.answered)
             self.bar.update()
@@ -257,6 +266,32 @@ class TableMaker:
             background=tabulator.background,
             pair_background=tabulator.background,
             mains=mains,
+        )
+
+    def _can_find_largest_steps(
+        self, domains: Sequence[Domain], tabulator: Tabulator, for_others: float
+    ) -> bool:
+        """Whether finding out where the model steps most leaves forward rows enough for tables.
+
+        With fewer thresholds than a table has room for, it would take too many for what it gives.
+        """
+        chunk = self.sample.chunk()
+        many = [d for d in domains if d.tabulated and len(d.steps) > MOST_STEPS]
+        if not many or self.meter.limit is None:
+            return self.effort.share_of_steps == 1.0
+        finding = len(tabulator.with_rows(_FEW_ROWS).background) * sum(
+            len(domain.step_points(chunk, domain.steps, quantiles=0)) for domain in many
+        )
+        needed = finding + self._rows_of_mains(domains, tabulator) + for_others
+        is_enough = needed <= self.meter.left
+        self.meter.reduced |= not is_enough
+        return is_enough and self.effort.share_of_steps == 1.0
+
+    def _rows_of_mains(self, domains: Sequence[Domain], tabulator: Tabulator) -> int:
+        """Forward rows of tables of single features, before they are refined."""
+        chunk = self.sample.chunk()
+        return len(tabulator.background) * sum(
+            len(first_points(domain, chunk, self.effort)) for domain in domains if domain.tabulated
         )
 
     def refine_mains(self, tables: Tables) -> Tables:
@@ -511,11 +546,19 @@ class TableMaker:
 
 
 def tabulate_main(
-    tabulator: Tabulator, domain: Domain, chunk: Chunk, unit: Tensor, effort: Effort
+    tabulator: Tabulator,
+    domain: Domain,
+    chunk: Chunk,
+    unit: Tensor,
+    effort: Effort,
+    *,
+    finds_largest: bool = True,
 ) -> tuple[Points, Averages]:
-    """A feature's own table, before knots are added where it bends."""
-    # With fewer still, finding out where the model steps most would take too many forward rows.
-    if len(domain.steps) > MOST_STEPS and effort.share_of_steps == 1.0:
+    """A feature's own table, before knots are added where it bends.
+
+    `finds_largest` says whether the largest steps are looked for, where there are too many.
+    """
+    if len(domain.steps) > MOST_STEPS and finds_largest:
         steps = _largest_steps(tabulator, domain, chunk, unit)
         points = domain.step_points(chunk, steps, quantiles=effort.quantiles)
     else:
