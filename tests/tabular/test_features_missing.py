@@ -222,3 +222,12 @@ def test_missing_codes_are_exported_in_single_precision_without_a_warning(
     answers = session.run(["prediction"], functions.onnx_inputs(codes))[0]
     expected = functions.predict(codes.astype({"amount": np.float32}))
     assert np.allclose(answers.ravel(), expected.ravel(), atol=1e-5)
+
+
+def test_a_number_that_a_single_fold_knows_makes_no_warning() -> None:
+    rows = COMPLETE[:4].copy()
+    rows[2:, 0] = np.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        explanation = NObSP(answer).fit(rows, groups=[0, 0, 1, 1])(rows)
+    assert np.isfinite(explanation.values).all()

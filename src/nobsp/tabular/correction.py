@@ -827,9 +827,9 @@ def clamp_outside(sample: Sample, domains: Sequence[Domain], fold: Tensor) -> tu
         clamped = values.copy()
         for number in range(int(fold.max()) + 1):
             mine = (fold == number).numpy()
-            others = values[~mine]
+            others = values[~mine & ~np.isnan(values)]
             if len(others):
-                clamped[mine] = np.clip(values[mine], np.nanmin(others), np.nanmax(others))
+                clamped[mine] = np.clip(values[mine], others.min(), others.max())
         beyond |= ~((clamped == values) | np.isnan(values))
         own[column] = clamped
 
