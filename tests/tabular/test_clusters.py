@@ -168,6 +168,41 @@ def test_clusters_fewer_than_neighbourhoods_are_told() -> None:
     assert told >= 3
 
 
+@pytest.mark.parametrize(("clusters", "rows_each", "noise"), [(6, 100, 0.1), (6, 35, 0.05)])
+def test_clusters_too_few_to_choose_the_ridge_are_told(
+    clusters: int, rows_each: int, noise: float
+) -> None:
+    """Each was in several neighbourhoods; narrow ones of few rows were not joined to clusters."""
+    told, headlines = [], []
+    for seed in range(4):
+        rows = rows_around_centres(
+            6, noise=noise, seed=seed, clusters=clusters, rows_each=rows_each
+        )
+        model = tanh_network(6, seed=seed, scale=3.0)
+        health = NObSP(model, interactions=0).fit(rows).health()
+        told += [finding for finding in health.findings if finding.code == "clusters"]
+        headlines.append(health.explained[0])
+        assert "worse_than_mean" not in [finding.code for finding in health.findings]
+    assert len(told) >= 3
+    assert any(
+        "On new rows of the same clusters, the first figure holds." in f.message for f in told
+    )
+    assert np.median(headlines) > 0.95  # single rows choose the ridge
+
+
+def test_a_crowd_with_stragglers_is_not_called_few_clusters() -> None:
+    """Held out whole, the crowd would leave almost no rows to fit."""
+    crowd = rows_around_centres(20, noise=1.0, clusters=1, rows_each=400)
+    stragglers = 20 * rows_around_centres(20, noise=0.01, clusters=6, rows_each=5)
+    rows = torch.from_numpy(np.concatenate([crowd, stragglers]))
+    parts = find_neighbourhoods(rows[:400], generator=np.random.default_rng(0), most=20)
+    codes = np.concatenate([parts, parts.max() + 1 + np.repeat(np.arange(6), 5)])
+
+    joined = join_parts(rows, codes)
+    assert np.bincount(joined).max() < 200
+    assert joined.max() + 1 >= FEWEST_JOINED
+
+
 @pytest.mark.parametrize(("clusters", "noise"), [(15, 0.05), (15, 0.2), (30, 0.2)])
 def test_neighbourhoods_of_crowded_rows_are_whole_clusters(clusters: int, noise: float) -> None:
     rows = torch.from_numpy(rows_around_centres(6, noise=noise, clusters=clusters))

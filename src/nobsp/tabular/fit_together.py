@@ -445,7 +445,12 @@ def _judge_clusters(setting: Setting, fit: RegressionFit) -> _Clusters:
         return _Clusters(fit, explained=neighbourhoods.explained, worst=not_clustered)
 
     explained = neighbourhoods.explained
-    chooses = setting.options.ridge is None and not is_named and bool(clustered.any())
+    chooses = (
+        setting.options.ridge is None
+        and not is_named
+        and not neighbourhoods.few
+        and bool(clustered.any())
+    )
     if chooses:
         fit = choose_by_neighbourhoods(fit, neighbourhoods)
         at_chosen = share_explained(fit.held_out.chosen(), fit.sample.outputs)
@@ -453,7 +458,8 @@ def _judge_clusters(setting: Setting, fit: RegressionFit) -> _Clusters:
     return _Clusters(
         fit,
         explained=explained,
-        worst=torch.where(told, explained, torch.inf),
+        # Few clusters may be all that there are, and then the headline holds.
+        worst=not_clustered if neighbourhoods.few else torch.where(told, explained, torch.inf),
         finding=cluster_finding(
             neighbourhoods,
             explained,
