@@ -158,6 +158,20 @@ def test_few_clusters_are_found_and_choose_the_ridge() -> None:
     assert np.mean(scores) > 0.86  # 0.82 with the ridge that single rows choose
 
 
+def test_r2_that_few_clusters_chose_is_said_to_be_lower() -> None:
+    """It was said to be what to expect: .89 where new clusters had .82."""
+    few = rows_around_centres(6, noise=0.01, seed=0, clusters=12, rows_each=50)
+    many = rows_around_centres(6, noise=0.01, seed=0, clusters=300, rows_each=2)
+    messages = [
+        finding.message
+        for rows in (few, many)
+        for finding in NObSP(tanh_network(6, scale=2.0), interactions=0).fit(rows).health().findings
+        if finding.code == "clusters"
+    ]
+    assert len(messages) == 2
+    assert ["New clusters may have about" in message for message in messages] == [True, False]
+
+
 def test_clusters_fewer_than_neighbourhoods_are_told() -> None:
     """Each was in several neighbourhoods, of which some were fitted on, so that nothing was lost."""
     told = 0
