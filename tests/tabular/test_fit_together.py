@@ -247,7 +247,9 @@ def test_strengths_are_found_from_a_likely_one_without_trying_all(seed: int, lik
     # From where it ends, no neighbour is as good: what is taken is the strongest of those that are level.
     tied = tied_strengths(around.errors, around.negligible).any(1).nonzero().flatten()
     assert bool(was_judged[tied].all())
-    if bool(was_judged[everywhere.errors.sum(0).argmin(0)].all()):
+    # Beyond strengths that are worse there may be another level one, which is seldom and not tried.
+    level = tied_strengths(everywhere.errors, everywhere.negligible).any(1)
+    if bool(was_judged[level].all()):
         assert around.best.tolist() == everywhere.best.tolist()
 
 
