@@ -325,6 +325,28 @@ def test_forests_of_many_thresholds_fit_into_a_limit(limit: int, interactions: A
     assert explainer.health().forward_rows <= limit
 
 
+def test_a_larger_limit_explains_no_less() -> None:
+    """Fine grids over a few background rows, which the larger one has room for, tell less than coarse ones."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(
+            torch.nn.Linear(8, 64),
+            torch.nn.Tanh(),
+            torch.nn.Linear(64, 64),
+            torch.nn.Tanh(),
+            torch.nn.Linear(64, 1),
+        ).double()
+        with torch.no_grad():
+            network[0].weight.mul_(2.5)
+            network[2].weight.mul_(2.5)
+        rows = torch.randn(1000, 8, dtype=torch.float64)
+        others = torch.randn(2000, 8, dtype=torch.float64)
+    smaller, larger = (
+        NObSP(network, max_forward_rows=limit).fit(rows).score(others) for limit in (30_000, 60_000)
+    )
+    assert larger > smaller - 0.01
+
+
 def test_interactions_are_not_to_be_left_out_where_there_are_none() -> None:
     rows = np.random.default_rng(0).normal(size=(400, 6))
     with pytest.raises(ValueError, match="pass more, or fewer features"):
