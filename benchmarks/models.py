@@ -266,7 +266,7 @@ def estimators(data: Data) -> Iterator[Case]:
         ),
         (
             "scikit-learn: HistGradientBoosting",
-            HistGradientBoostingRegressor(max_iter=data.trees, max_leaf_nodes=15),
+            HistGradientBoostingRegressor(max_iter=data.trees, max_leaf_nodes=15, random_state=SEED),
         ),
     ):
         yield Case(name, model.fit(data.X, data.y), data.known, data.unseen, "Tree", data.flat())
