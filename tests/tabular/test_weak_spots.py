@@ -54,6 +54,32 @@ def test_health_tells_of_it_only_where_rows_are_given(explainer):
     assert "weak_spot" not in [finding.code for finding in explainer.health().findings]
 
 
+def waves(X):
+    """Three outputs, each with regions of larger waves of other two features than elsewhere."""
+    shape = np.sin(7 * X[:, 2]) * np.sign(X[:, 3])
+    sizes = [
+        np.exp(3 * np.sin(9 * X[:, 0])),
+        np.exp(2 * np.sin(6 * X[:, 0]) + 2 * np.cos(6 * X[:, 1])),
+        np.where(np.sin(9 * X[:, 0]) > 0.3, 5.0, 0.5),
+    ]
+    return np.column_stack([shape * size for size in sizes])
+
+
+def test_health_tells_of_few_and_how_many_more_there_are():
+    explainer = nobsp.NObSP(waves, interactions=0)
+    with pytest.warns(UserWarning, match="worse than predicting the mean"):
+        explainer.fit(rows(4, 2000))
+    X = rows(5, 6000)
+    listed = explainer.weak_spots(X, below=0.5)
+    assert len(listed) > 3
+
+    told = [finding for finding in explainer.health(X).findings if finding.code == "weak_spot"]
+    assert len(told) == 3
+    assert [finding.subject for finding in told] == [spot.output for spot in listed[:3]]
+    assert told[0].message == listed[0].message
+    assert f"not listed: {len(listed) - 3}" in told[-1].message
+
+
 def test_nothing_is_named_where_functions_are_all_there_is():
     X = rows(2)
     additive = nobsp.NObSP(lambda X: np.sin(3 * X[:, 0]) + np.abs(X[:, 1]), interactions=0).fit(X)

@@ -46,6 +46,8 @@ _LARGEST = float(np.finfo(np.float32).max) / 2**32
 # What health tells of: regions of at least this share of the rows, with an R² below this.
 TOLD_SHARE = 0.02
 TOLD_BELOW = 0.5
+# And how many: where little is explained anywhere, one region follows on another.
+MOST_TOLD = 3
 
 
 @dataclass(frozen=True)
@@ -209,10 +211,14 @@ def weak_spot_findings(explanation: Explanation) -> list[Finding]:
     spots = find_weak_spots(
         explanation, below=TOLD_BELOW, least_share=TOLD_SHARE, most_conditions=3
     )
+    messages = [spot.message for spot in spots[:MOST_TOLD]]
+    if len(spots) > MOST_TOLD:
+        more = len(spots) - MOST_TOLD
+        messages[-1] += f" Such regions that are not listed: {more}; `weak_spots(X)` has them all."
     several = len(explanation.output_names) > 1
     return [
-        Finding("warning", "weak_spot", spot.output if several else "", spot.message)
-        for spot in spots
+        Finding("warning", "weak_spot", spot.output if several else "", message)
+        for spot, message in zip(spots, messages, strict=False)
     ]
 
 
