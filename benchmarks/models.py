@@ -266,7 +266,9 @@ def estimators(data: Data) -> Iterator[Case]:
         ),
         (
             "scikit-learn: HistGradientBoosting",
-            HistGradientBoostingRegressor(max_iter=data.trees, max_leaf_nodes=15, random_state=SEED),
+            HistGradientBoostingRegressor(
+                max_iter=data.trees, max_leaf_nodes=15, random_state=SEED
+            ),
         ),
     ):
         yield Case(name, model.fit(data.X, data.y), data.known, data.unseen, "Tree", data.flat())

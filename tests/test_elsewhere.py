@@ -11,6 +11,7 @@ from sklearn.exceptions import NotFittedError
 
 import nobsp
 from nobsp import elsewhere
+from nobsp.arguments import refusing_arguments
 from nobsp.base import Plots
 
 
@@ -119,7 +120,7 @@ def test_rows_beside_the_model_are_sent_to_fit() -> None:
 
 
 def test_type_errors_from_within_go_through_as_they_are() -> None:
-    @elsewhere.refusing_arguments({"b": "a="}, owner="add")
+    @refusing_arguments({"b": "a="}, owner="add")
     def add(a: Any) -> Any:
         return a + 1
 

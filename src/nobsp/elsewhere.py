@@ -8,14 +8,9 @@ Needs no other package.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
-from functools import wraps
-from typing import TYPE_CHECKING, ClassVar, ParamSpec, TypeVar
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+from typing import TYPE_CHECKING, ClassVar
 
 _SHAP_PLOTS = "shap's own plot takes ex.to_shap()"
 
@@ -293,79 +288,3 @@ class NamesFromElsewhere:
             raise AttributeError(
                 describe_unknown(owner, name, known=known, elsewhere=self._elsewhere)
             )
-
-
-def _named(advice: str) -> str:
-    """Advice as the second half of an error: what to use, or what to do where it is a sentence."""
-    is_sentence = advice.startswith(("pass ", "leave ", "it explains "))
-    return advice if is_sentence else f"use {advice}"
-
-
-def refusing_arguments(
-    elsewhere: Mapping[str, str],
-    *,
-    owner: str,
-    surplus: str = "",
-    missing: Mapping[str, str] | None = None,
-) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """A decorator: arguments that a function lacks are refused with what to pass in their place.
-
-    Only the call itself is looked at, before the function runs: what that raises goes through.
-
-    Args:
-        elsewhere: What does the work of arguments that people know from other packages.
-        owner: What the function is called in errors.
-        surplus: What to do with arguments that come without a name and are too many.
-        missing: Arguments that people forget, and what to pass.
-    """
-
-    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        parameters = inspect.signature(function).parameters
-        kinds = [parameter.kind for parameter in parameters.values()]
-        most = sum(kind is not inspect.Parameter.KEYWORD_ONLY for kind in kinds)
-        positions = {name: position for position, name in enumerate(parameters)}
-        known = [name for name in parameters if name not in ("self", "cls")]
-
-        @wraps(function)
-        def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-            for name in kwargs:
-                if name not in parameters:
-                    raise TypeError(_unknown_argument(owner, name, known, elsewhere))
-            if surplus and len(args) > most:
-                raise TypeError(f"{owner} takes {known[0]} alone without a name; {surplus}.")
-            for name, advice in (missing or {}).items():
-                if name not in kwargs and len(args) <= positions[name]:
-                    raise TypeError(f"{owner} needs {name!r}: {advice}.")
-            return function(*args, **kwargs)
-
-        return checked
-
-    return decorate
-
-
-def _unknown_argument(owner: str, name: str, known: list[str], elsewhere: Mapping[str, str]) -> str:
-    """An error about an argument that a function does not have."""
-    complaint = f"{owner} has no argument {name!r}"
-    if name in elsewhere:
-        return f"{complaint}; {_named(elsewhere[name])}."
-
-    close = get_close_matches(name, known, n=1)
-    if close:
-        return f"{complaint}; did you mean {close[0]!r}?"
-    return f"{complaint}; there are {', '.join(known)}."
-
-
-Owner = TypeVar("Owner", bound=type)
-
-
-def refusing_options(
-    elsewhere: Mapping[str, str], *, surplus: str = ""
-) -> Callable[[Owner], Owner]:
-    """A decorator of a class whose constructor refuses as `refusing_arguments` says."""
-
-    def decorate(owner: Owner) -> Owner:
-        refusing = refusing_arguments(elsewhere, owner=owner.__name__, surplus=surplus)
-        owner.__init__ = refusing(owner.__init__)  # type: ignore[misc]
-        return owner
-
-    return decorate

@@ -27,7 +27,14 @@ from nobsp._typing import (
     Shape,
     TableLike,
 )
-from nobsp.arguments import quote, require_whole_number, warn_caller, weights_of
+from nobsp.arguments import (
+    quote,
+    refusing_arguments,
+    refusing_options,
+    require_whole_number,
+    warn_caller,
+    weights_of,
+)
 from nobsp.base import Explainer, Plots
 from nobsp.calibration import Engine, Run, choose_engine
 from nobsp.calibration.ray import RayRun
@@ -38,8 +45,6 @@ from nobsp.elsewhere import (
     EXPLAINER_ARGUMENTS,
     FIT_ARGUMENTS,
     LOAD_ARGUMENTS,
-    refusing_arguments,
-    refusing_options,
 )
 from nobsp.models import adapt
 from nobsp.network.evidence import EvidenceBatch, EvidenceSource, Wanted, sign_coefficients

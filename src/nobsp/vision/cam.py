@@ -19,13 +19,15 @@ from nobsp.arguments import (
     names_of,
     number_outputs,
     quote,
+    refusing_arguments,
+    refusing_options,
     require_choice,
     require_whole_number,
     warn_caller,
 )
 from nobsp.base import Explainer
 from nobsp.calibration import Engine, choose_engine
-from nobsp.elsewhere import CAM_ARGUMENTS, MAPS_ARGUMENTS, refusing_arguments, refusing_options
+from nobsp.elsewhere import CAM_ARGUMENTS, MAPS_ARGUMENTS
 from nobsp.network.batches import check_batch_size, with_progress
 from nobsp.network.evidence import (
     EvidenceBatch,
