@@ -24,6 +24,18 @@ def frame_of(data: TableLike) -> Frame | None:
     return frame if isinstance(frame, nw.DataFrame) else None
 
 
+def distinct_frame_of(data: TableLike, *, argument: str) -> Frame | None:
+    """The same; raises a ValueError where two columns have the same name."""
+    import narwhals as nw
+
+    try:
+        return frame_of(data)
+    except nw.exceptions.DuplicateError as duplicate:
+        raise ValueError(
+            f"{argument} has two columns of the same name; rename one ({duplicate})."
+        ) from duplicate
+
+
 def is_missing(value: object) -> bool:
     """Whether a value of a column stands for none."""
     if value is None:

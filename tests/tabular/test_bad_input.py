@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 import torch
 from scipy import sparse
+from sklearn.linear_model import LinearRegression
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -152,6 +153,14 @@ def test_lists_of_rows_are_a_table(explainer, table):
 def test_two_columns_of_one_name(net, table):
     with pytest.raises(ValueError, match="X has two columns of the same name"):
         NObSP(net).fit(pd.DataFrame(table.to_numpy(), columns=["a", "a", "b"]))
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": "b"}])
+def test_two_columns_of_one_name_for_an_estimator(table, options):
+    model = LinearRegression().fit(table, table["a"])
+    X = pd.DataFrame(table.to_numpy(), columns=["a", "a", "b"])
+    with pytest.raises(ValueError, match="X has two columns of the same name"):
+        NObSP(model).fit(X, **options)
 
 
 @pytest.mark.parametrize("columns", [2, 4])

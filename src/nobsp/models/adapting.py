@@ -667,7 +667,10 @@ def _as_tensor(name: str, part: Any, *, columns: Sequence[str] = ()) -> torch.Te
 
 def _column_names(part: Any) -> tuple[str, ...]:
     """What the columns of an input are called; empty where it is no frame."""
-    frame = frame_of(part)
+    try:
+        frame = frame_of(part)
+    except nw.exceptions.DuplicateError:
+        return ()  # which is said where rows are read
     return () if frame is None else tuple(str(name) for name in frame.columns)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from nobsp._typing import AnyArray, ArrayLike, ModelLike, TableLike
 from nobsp.arguments import as_numpy, suggest
-from nobsp.frames import frame_of, is_missing
+from nobsp.frames import distinct_frame_of, frame_of, is_missing
 from nobsp.tabular.features import FeatureOption
 from nobsp.tabular.lookup import Places
 
@@ -69,7 +69,7 @@ def _take_column(
     X: TableLike, name: str, *, model: ModelLike, features: FeatureOption
 ) -> tuple[TableLike, AnyArray]:
     """A column of a frame, and the frame, without it where the model does not take it."""
-    frame = frame_of(X)
+    frame = distinct_frame_of(X, argument="X")
     if frame is None:
         raise TypeError(
             f"groups is the name {name!r}, but X is a {type(X).__name__} without names; pass the "

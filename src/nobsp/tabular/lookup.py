@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nobsp._typing import AnyArray, ArrayLike, BoolArray, FloatArray, Frame, TableLike
 from nobsp.arguments import as_numpy, refuse_unreadable, suggest
-from nobsp.frames import frame_of, is_missing, match_columns
+from nobsp.frames import distinct_frame_of, is_missing, match_columns
 
 if TYPE_CHECKING:
     from nobsp.tabular.functions import Functions
@@ -532,14 +532,7 @@ def _unread(functions: Functions) -> set[int]:
 
 def _as_frame(X: TableLike) -> Frame:
     """A frame of any library as narwhals sees it, or an error."""
-    import narwhals as nw
-
-    try:
-        frame = frame_of(X)
-    except nw.exceptions.DuplicateError as duplicate:
-        raise ValueError(
-            f"X has two columns of the same name; rename one ({duplicate})."
-        ) from duplicate
+    frame = distinct_frame_of(X, argument="X")
     if frame is None:
         raise TypeError(f"X must be an array, a tensor or a frame, found {type(X).__name__}.")
     return frame
