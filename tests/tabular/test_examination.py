@@ -190,6 +190,24 @@ def test_rows_that_are_equal_by_chance_are_not_called_different() -> None:
     assert found[0].message.startswith("Held-out R² was measured on only 640 rows: ")
 
 
+def test_groups_of_which_one_holds_most_rows_are_not_called_fewer_than_they_are() -> None:
+    rows = np.random.default_rng(0).normal(size=(600, 3))
+    site = np.where(np.arange(600) < 560, 0, np.arange(600) % 5)
+    explainer = NObSP(network(3), interactions=0).fit(rows, groups=site)
+
+    messages = {finding.code: finding.message for finding in explainer.health().findings}
+    assert "as much as 1 group, as some of the 5 hold more rows" in messages["few_rows"]
+    assert "5 groups in 600 rows" in messages["groups"]
+
+
+@pytest.mark.parametrize(("units", "said"), [(1, "too few to tell"), (20, "about 0.38 less")])
+def test_no_more_of_the_headline_is_lost_than_there_is(units: int, said: str) -> None:
+    found = few_rows_findings(1500, units, explained=0.5, grouped=True, weighted=False)
+    assert f"{said} " in found[0].message
+    assert "on rows of new groups" in found[0].message
+    assert "Calibrate on 380 groups or more." in found[0].message
+
+
 def test_the_headline_of_few_groups_says_how_much_less_to_expect() -> None:
     """Ten sites of a hundred rows: R² of new sites is .1 less, though rows are many."""
     generator = np.random.default_rng(3)

@@ -449,13 +449,15 @@ def few_rows_findings(
     explained: float,
     grouped: bool,
     weighted: bool,
+    n_groups: int = 0,
     limit: int | None = None,
 ) -> list[Finding]:
     """What held-out R², `explained`, is worth where it rests on few rows.
 
     `rows` is the number of different ones (with weights, of ones of equal weight that tell as
-    much), and `units` how many different ones of equal weight tell as much. `limit` is that on
-    forward rows, where it has no room for all rows that were passed.
+    much), and `units` how many different ones of equal weight tell as much. Where groups were held
+    out whole, `units` is how many of equal size tell as much as the `n_groups` there are. `limit`
+    is that on forward rows, where it has no room for all rows that were passed.
     """
     # More rows would not help then.
     more_needed = ""
@@ -476,17 +478,25 @@ def few_rows_findings(
         return []
 
     # No more than all of it is lost, so far as anyone can tell from so few rows.
-    less = min(optimism / max(units, 1), max(explained, 0.0))
+    less = optimism / max(units, 1)
+    is_all_lost = less >= explained > 0
+    less = min(less, max(explained, 0.0))
     # Rows that are equal by chance, as columns of few values make them, count one by one.
     row = "row" if units > rows else "different row"
     what = count(units, "group" if grouped else row)
     rests_on = f"as much as {what}{weights}" if weighted else f"only {what}"
     if not grouped and not weighted and units < rows:
         rests_on = f"as much as {what}, as some of the {rows:,} repeat more than others"
+    if grouped and not weighted and units < n_groups:
+        rests_on = f"as much as {what}, as some of the {n_groups:,} hold more rows than others"
     message = f"Held-out R² was measured on {rests_on}"
-    if less >= LEAST_OPTIMISM:
-        message += f": expect about {less:.2f} less on new rows, at times three times that"
-    message += "." + (more_needed or f" Calibrate on {_rounded_up(enough):,} or more.")
+    new = "rows of new groups" if grouped else "new rows"
+    if is_all_lost:
+        message += f": too few to tell what it is on {new}"
+    elif less >= LEAST_OPTIMISM:
+        message += f": expect about {less:.2f} less on {new}, at times three times that"
+    wanted = f"{_rounded_up(enough):,} groups" if grouped else f"{_rounded_up(enough):,}"
+    message += "." + (more_needed or f" Calibrate on {wanted} or more.")
     severity = "warning" if less >= WORTH_TELLING else "note"
     return [Finding(severity, "few_rows", "", message)]
 

@@ -351,6 +351,7 @@ class _HeldTogether:
     n_different: int  # different rows, or groups
     n_units: int  # how many of equal size tell as much
     grouped: bool  # whether groups were held out whole
+    n_groups: int  # how many of them there are
     finding: Finding | None  # what became of groups that the caller named
 
     @classmethod
@@ -361,6 +362,7 @@ class _HeldTogether:
             n_different=len(np.unique(sample.units())),
             n_units=round(sample.effective_units(weighted=setting.is_weighted)),
             grouped=sample.keeps_groups_whole,
+            n_groups=0 if sample.groups is None else len(np.unique(sample.groups)),
             finding=groups_finding(setting.groups, sample, setting.n_rows),
         )
 
@@ -384,6 +386,7 @@ def _check_validity(
         # An output that does not vary has no R², and nothing to lose.
         explained=float(clusters.fit.explained.nan_to_num(1.0).min()),
         grouped=together.grouped,
+        n_groups=together.n_groups,
         weighted=setting.is_weighted,
         limit=setting.options.max_forward_rows if is_cut else None,
     )
