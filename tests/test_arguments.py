@@ -69,6 +69,11 @@ def test_what_is_no_real_number_is_refused(values):
         arguments.numbers_of(values, name="outputs")
 
 
+def test_the_name_of_a_column_in_place_of_numbers_is_told_from_them():
+    with pytest.raises(TypeError, match="found 'weight'; pass the numbers themselves"):
+        arguments.numbers_of("weight", name="sample_weight")
+
+
 def test_rows_with_a_mask_are_refused(explainer):
     rows = np.ma.masked_array(np.zeros((4, 3)), mask=np.eye(4, 3))
     with pytest.raises(TypeError, match="X is a masked array"):

@@ -167,6 +167,11 @@ def numbers_of(values: ArrayLike, *, name: str, dtype: DTypeLike | None = np.flo
     refuse_unreadable(values, name=name)
     if isinstance(values, type) or callable(values):
         raise TypeError(f"{name} must be numbers, found {quote(values)}.")
+    if isinstance(values, str):  # as `groups` takes the name of a column
+        raise TypeError(
+            f"{name} must be numbers, found {quote(values)}; pass the numbers themselves. The "
+            "column of a frame is frame['name']."
+        )
     array = array_of(values, name=name)
     if array.dtype.kind in "cmMSUV":
         raise TypeError(f"{name} must be real numbers, found dtype {array.dtype}.")
