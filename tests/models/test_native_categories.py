@@ -55,3 +55,19 @@ def test_levels_listed_in_another_order_are_the_same_levels(kind: str) -> None:
 
     expected = np.asarray(model.predict(rows))
     assert_same_to_rounding(explanation.predictions[:, 0], expected, within=SINGLE)
+
+
+@pytest.mark.parametrize("kind", ["xgboost", "lightgbm", "catboost"])
+@pytest.mark.parametrize("value", [{"height": 1.5}, {"tree": "oak"}])
+def test_a_constant_column_is_not_blamed_on_a_preprocessing_alone(
+    kind: str, value: dict[str, Any]
+) -> None:
+    model = fitted(kind, table(300, levels=LEVELS))
+    rows = table(200, levels=LEVELS)
+    rows = rows.assign(**value).astype({"tree": rows["tree"].dtype})
+
+    said = {
+        finding.subject: finding.message for finding in NObSP(model).fit(rows).health().findings
+    }
+
+    assert said[next(iter(value))].startswith("Its column is constant in these rows, or")

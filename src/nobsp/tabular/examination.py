@@ -391,7 +391,10 @@ def _idle_findings(
     for feature, positions in enumerate(terms_with(terms, len(setting.names))):
         name = setting.names[feature]
         if not setting.domains[feature].columns:
-            message = "The preprocessing drops it or makes it constant, so it contributes nothing."
+            message = (
+                "Its column is constant in these rows, or the preprocessing drops it or makes it "
+                "constant, so it contributes nothing."
+            )
             findings.append(Finding("note", "unused", name, message))
         elif float(spread[positions].max()) <= least:
             message = "The model does not use it: it has no effect."
