@@ -13,6 +13,7 @@ import pytest
 import torch
 from scipy import sparse
 from sklearn.linear_model import LinearRegression
+from sklearn.neural_network import MLPRegressor
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -161,6 +162,15 @@ def test_two_columns_of_one_name_for_an_estimator(table, options):
     X = pd.DataFrame(table.to_numpy(), columns=["a", "a", "b"])
     with pytest.raises(ValueError, match="X has two columns of the same name"):
         NObSP(model).fit(X, **options)
+
+
+def test_a_gap_that_a_model_does_not_take_is_named(table):
+    gap = table.assign(b=table["b"].where(table.index != 5))
+    network = MLPRegressor(max_iter=20, tol=1.0).fit(table, table["a"])
+    with pytest.raises(ValueError, match="X is missing in row 5, column 'b'"):
+        NObSP(network).fit(gap)
+    with pytest.raises(ValueError, match="In X 'b' has missing numbers"):
+        NObSP(LinearRegression().fit(table, table["a"])).fit(gap)
 
 
 @pytest.mark.parametrize("columns", [2, 4])

@@ -105,6 +105,11 @@ class Coded:
         """The columns that hold names, not numbers."""
         return [str(k) if self.names is None else self.names[k] for k in self.levels]
 
+    @property
+    def names_of_gaps(self) -> list[str]:
+        """The columns of numbers of which some are missing."""
+        return [str(k) if self.names is None else self.names[k] for k in self.absent]
+
     @classmethod
     def from_layout(cls, layout: Mapping[str, Any], *, shares_unseen: bool = False) -> Coded:
         """The same as the one whose layout it is."""

@@ -105,7 +105,8 @@ def _adapt_last_step(model: ModelLike, coded: Coded | None) -> Adapted | None:
         link = {"logistic": "sigmoid"}.get(model.out_activation_, model.out_activation_)
         names = _output_names(model, single=model.n_outputs_ == 1)
         network = Adapted(_module_of(model), output_names=names, link=link)
-        return _with_coding(network, coded)
+        # Marks of missing numbers would be columns that it was not trained on, and it takes none.
+        return _with_coding(network, coded if coded is not None and coded.levels else None)
 
     trees = read_trees(model)
     if trees is not None:

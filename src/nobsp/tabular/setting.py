@@ -531,14 +531,19 @@ def find_readout(adapted: Adapted, probe: Tensor, *, head: str | nn.Module | Non
             )
         raise ValueError(f"the model cannot take {what} ({failure}); {hint}.") from failure
     except (TypeError, ValueError) as failure:
-        if not isinstance(adapted.encode, Coded) or not adapted.encode.names_of_levels:
+        if not isinstance(adapted.encode, Coded):
             raise
-        named = join_names(adapted.encode.names_of_levels)
+        if adapted.encode.names_of_levels:
+            named = join_names(adapted.encode.names_of_levels)
+            hint = f"In X {named} holds names, texts or dates; pass what the model was trained on"
+        else:
+            named = join_names(adapted.encode.names_of_gaps)
+            hint = (
+                f"In X {named} has missing numbers; if the model does not take them, leave such "
+                "rows out or fill them as in training"
+            )
         kind = TypeError if isinstance(failure, TypeError) else ValueError
-        raise kind(
-            f"the model cannot take the rows of X ({failure}). In X {named} holds names, texts or "
-            "dates; pass what the model was trained on."
-        ) from failure
+        raise kind(f"the model cannot take the rows of X ({failure}). {hint}.") from failure
     embedded = {*readout.embedded_columns, *adapted.codes}
     return replace(readout, embedded_columns=tuple(sorted(embedded)))
 
