@@ -469,6 +469,25 @@ def test_rows_whose_predictions_vary_less_warn_as_well_and_are_told_from_larger_
     assert findings["fresh_rows"] == "warning"
 
 
+def test_a_row_that_alone_makes_new_rows_worse_explained_is_noted() -> None:
+    """A score far below the headline is not passed over because one row makes it uncertain."""
+    generator = np.random.default_rng(0)
+
+    def model(X: Any) -> Any:
+        return 2 * X[:, 0] + 2 * X[:, 1] - np.maximum(X[:, 0] * X[:, 1] - 12, 0)
+
+    explainer = NObSP(model, interactions=0).fit(generator.normal(size=(600, 2)))
+    fresh = generator.normal(size=(400, 2))
+    assert "fresh_rows" not in codes(explainer, fresh)
+    fresh[7] = 6.0
+    assert explainer.score(fresh) < 0.9
+    findings = {finding.code: finding for finding in explainer(fresh).findings}
+    assert findings["fresh_rows"].severity == "note"
+    assert "due to one row with a very large residual: without, it is " in (
+        findings["fresh_rows"].message
+    )
+
+
 def test_rows_explained_better_than_the_headline_are_noted() -> None:
     generator = np.random.default_rng(0)
 

@@ -287,7 +287,8 @@ def compare_with_headline(
 ) -> Finding | None:
     """A finding where R² differs clearly from the headline.
 
-    It must differ by more than two combined standard errors, and by at least 0.05.
+    It must differ by more than two combined standard errors, and by at least 0.05. A lower one that
+    differs by less than these errors is told of where a few rows make it lower.
     """
     if len(predictions) < COMPARED_ROWS or len(state.scatter) != len(names) or not state.held_out:
         return None
@@ -299,7 +300,7 @@ def compare_with_headline(
     is_lower = lower > least  # False for NaN
     is_higher = -lower > least
     if not (is_lower | is_higher).any():
-        return None
+        return _few_rows_lower(predictions, residual, shares, headline, names)
 
     # Of outputs that differ, one that is lower comes first: there the headline promises too much.
     differing = is_lower if is_lower.any() else is_higher
@@ -331,6 +332,38 @@ def compare_with_headline(
             "was not trained on."
         )
     return Finding("warning", "fresh_rows", subject, message)
+
+
+def _few_rows_lower(
+    predictions: FloatArray,
+    residual: FloatArray,
+    shares: FloatArray,
+    headline: FloatArray,
+    names: Sequence[str],
+) -> Finding | None:
+    """A note where R² is below the headline because of at most one row in a hundred."""
+    lower = np.nan_to_num(headline - shares, nan=0.0)
+    output = int(lower.argmax())
+    if not lower[output] > WORTH_TELLING:
+        return None
+    order = np.abs(residual[:, output]).argsort()[::-1]
+    n_rows = 1
+    while n_rows <= max(len(order) // 100, 1):
+        rest = order[n_rows:]
+        without = float(r_squared(residual[rest], predictions[rest])[output])
+        if headline[output] - without <= WORTH_TELLING:
+            which = "one row with a very large residual"
+            if n_rows > 1:
+                which = f"{n_rows} rows with very large residuals"
+            message = (
+                f"R² on these {len(order):,} rows is {with_minus(shares[output], '.3f')}, where "
+                f"the held-out R² of the calibration is {with_minus(headline[output], '.3f')}. "
+                f"This is due to {which}: without, it is {with_minus(without, '.3f')}. Unless such "
+                "rows are errors, expect some among new rows, and there the lower figure."
+            )
+            return Finding("note", "fresh_rows", names[output] if len(names) > 1 else "", message)
+        n_rows *= 2
+    return None
 
 
 def far_finding(far: NDArray[np.bool_]) -> Finding | None:
