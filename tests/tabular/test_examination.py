@@ -588,3 +588,25 @@ def test_equal_messages_about_several_features_are_printed_once() -> None:
     printed = str(explainer.health()).splitlines()
     (line,) = [line for line in printed if line.startswith("note: x1")]
     assert line.startswith("note: x1, x2, x3, x4, x5 and 2 more: ")
+
+
+def wavy(X: Any) -> Any:
+    return np.sin(X[:, 0]) * X[:, 1] + X[:, 2] ** 2 + X[:, 3]
+
+
+def test_copies_of_rows_are_counted() -> None:
+    rows = np.random.default_rng(0).normal(size=(300, 4))
+    [told] = [
+        finding
+        for finding in NObSP(wavy).fit(np.tile(rows, (5, 1))).health().findings
+        if finding.code == "copies"
+    ]
+    assert told.severity == "note"
+    assert "1,200 of 1,500 rows are copies" in told.message
+    assert "rests on 300 rows" in told.message
+
+
+def test_rows_that_are_equal_by_chance_are_no_copies() -> None:
+    rows = np.random.default_rng(0).integers(0, 3, size=(2000, 8)).astype(float)
+    assert len(np.unique(rows, axis=0)) < 1800
+    assert "copies" not in codes(NObSP(wavy).fit(rows))

@@ -46,6 +46,8 @@ _LEAST = 1e-300
 TOO_FEW_ROWS = 10
 # Rows, or groups of them, below which their number is told whatever R² is.
 FEW_ROWS = 100
+# Share of the rows that are copies of others, from which on it is told.
+WORTH_COPIES = 0.1
 # How much too high it is, as strengths and interactions are chosen on the rows that it is measured
 # on: about this, divided by the number of rows or groups, times what is left unexplained. Medians
 # over networks of 6 features, as multiples of what is left unexplained: 2 to 3 with 10 to 30 rows,
@@ -260,6 +262,20 @@ def groups_finding(groups: Codes | None, sample: Sample, n_rows: int) -> Finding
             "these, which would have joined most groups."
         )
     return Finding("note", "groups", "", message)
+
+
+def copies_finding(sample: Sample) -> Finding | None:
+    """A note where many rows repeat others: held-out R² rests on fewer rows than there seem to be."""
+    if sample.groups is not None:
+        return None  # what is said of groups counts copies
+    n_copies = sample.n_copies()
+    if n_copies < WORTH_COPIES * len(sample):
+        return None
+    message = (
+        f"{n_copies:,} of {len(sample):,} rows are copies of others. Copies were held out together, "
+        f"so held-out R² rests on {len(sample) - n_copies:,} rows."
+    )
+    return Finding("note", "copies", "", message)
 
 
 def _numbers_as_text(setting: Setting) -> list[Finding]:

@@ -41,6 +41,7 @@ from nobsp.tabular.examination import (
     TOO_FEW_ROWS,
     Validity,
     coarse_features,
+    copies_finding,
     examine,
     extreme_rows_findings,
     few_rows_findings,
@@ -352,7 +353,7 @@ class _HeldTogether:
     n_units: int  # how many of equal size tell as much
     grouped: bool  # whether groups were held out whole
     n_groups: int  # how many of them there are
-    finding: Finding | None  # what became of groups that the caller named
+    finding: Finding | None  # what became of groups that the caller named, or of copies of rows
 
     @classmethod
     def of(cls, setting: Setting, terms: FittedTerms) -> _HeldTogether:
@@ -363,7 +364,8 @@ class _HeldTogether:
             n_units=round(sample.effective_units(weighted=setting.is_weighted)),
             grouped=sample.keeps_groups_whole,
             n_groups=0 if sample.groups is None else len(np.unique(sample.groups)),
-            finding=groups_finding(setting.groups, sample, setting.n_rows),
+            finding=groups_finding(setting.groups, sample, setting.n_rows)
+            or copies_finding(sample),
         )
 
 
@@ -390,7 +392,9 @@ def _check_validity(
         weighted=setting.is_weighted,
         limit=setting.options.max_forward_rows if is_cut else None,
     )
-    if together.finding is not None:
+    # What is said of few rows counts the different ones already.
+    is_counted = bool(findings) and not together.grouped
+    if together.finding is not None and not (is_counted and together.finding.code == "copies"):
         findings.append(together.finding)
     if clusters.finding is not None:
         findings.append(clusters.finding)

@@ -822,6 +822,28 @@ class Sample:
         is_apart &= ~is_by_chance(self.inputs, identical, self.features)
         return int(is_apart[identical].sum())
 
+    def n_copies(self) -> int:
+        """Rows that are the same as another one, where that is no chance.
+
+        It may be one where columns hold few values: then there are about as many pairs of equal
+        rows as if features were independent.
+        """
+        sizes = np.bincount(number_rows(self.inputs))
+        n_copies = int((sizes - 1).sum())
+        if not n_copies:
+            return 0
+        n_rows = len(self)
+        by_chance = n_rows * (n_rows - 1) / 2
+        generator = np.random.default_rng(0)
+        values = self.inputs.double().nan_to_num().numpy()
+        for columns in self.features or [(column,) for column in range(values.shape[1])]:
+            # Sums with random weights are the same for equal values, and for no others.
+            keys = values[:, list(columns)] @ generator.normal(size=len(columns))
+            counts = np.unique(keys, return_counts=True)[1]
+            by_chance *= float(np.square(counts / n_rows).sum())
+        n_pairs = float((sizes * (sizes - 1)).sum()) / 2
+        return n_copies if n_pairs > _PAIRS_BY_CHANCE * by_chance else 0
+
     def effective_units(self, *, weighted: bool) -> float:
         """How many units of equal size tell as much: (Σ c)² / Σ c², after Kish.
 
@@ -925,6 +947,9 @@ def sampled_positions(rows: int, batch_size: int) -> NDArray[np.intp]:
 
 # A row that occurs up to this often, against what independent columns make by chance, is no copy.
 _BY_CHANCE = 2.0
+# So many times the pairs of equal rows that independent columns make are no chance: columns of a
+# table depend on each other.
+_PAIRS_BY_CHANCE = 10
 # Ties that would join groups of more than this share of the rows are left out: folds need several
 # units.
 _LARGEST_UNIT = 0.2
