@@ -154,7 +154,7 @@ def test_the_background_is_as_large_as_asked_for(
 def test_a_long_calibration_is_announced_on_stderr_in_options(
     nobsp: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nobsp.tabular.grids._LONG", 0.0)
+    monkeypatch.setattr("nobsp.tabular.effort._LONG", 0.0)
     options = (*HOUSE, *FAST, "--no-report", "--json")
     done = nobsp("explain", *options, "--out", tmp_path / "out")
     quiet = nobsp("explain", *options, "--quiet", "--out", tmp_path / "quiet")

@@ -26,7 +26,7 @@ from torch import nn
 
 from nobsp import NObSP
 from nobsp.models import adapt
-from nobsp.tabular import grids
+from nobsp.tabular import effort
 from tests.processes import run_python
 from tests.tolerances import SINGLE, assert_same_to_rounding
 
@@ -213,9 +213,9 @@ def test_importing_the_package_loads_no_other_library() -> None:
 def test_a_thousand_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs are screened among the features that act most, so that cost grows with the columns and not their pairs."""
     monkeypatch.setattr(
-        grids,
+        effort,
         "FULL",
-        replace(grids.FULL, quantiles=4, even=2, most_knots=8, screen_budget=10_000),
+        replace(effort.FULL, quantiles=4, even=2, most_knots=8, screen_budget=10_000),
     )  # a hundredth, for the test's sake
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(1000, 16), nn.ReLU(), nn.Linear(16, 1))

@@ -36,12 +36,16 @@ from nobsp.published import (
 )
 from nobsp.published.sums import MomentsByTerm
 from nobsp.tabular.correction import share_explained
+from nobsp.tabular.effort import (
+    FULL,
+    PAIR_REACH,
+)
 from nobsp.tabular.examination import feature_findings, share_findings
 from nobsp.tabular.features import Points
 from nobsp.tabular.fit_together import TablesOnDemand, estimate_once, make_functions
 from nobsp.tabular.fitted import Batch, Estimate, Method
 from nobsp.tabular.functions import Bands
-from nobsp.tabular.grids import FULL, PAIR_REACH, Tabulator
+from nobsp.tabular.grids import Tabulator
 from nobsp.tabular.health import Health, TermHealth, sort_findings
 from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import TermTable

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from nobsp.network.columns import Subset
+from nobsp.tabular.effort import DIRECT_ROWS
 from nobsp.tabular.features import Domain
-from nobsp.tabular.grids import DIRECT_ROWS
 from nobsp.tabular.health import r_squared
 from nobsp.tabular.lookup import TermTable
 from nobsp.tabular.setting import FOLDS, Codes, Sample, deal_folds

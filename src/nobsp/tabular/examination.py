@@ -20,8 +20,9 @@ from nobsp.findings import Finding
 from nobsp.network.columns import SAMPLE_ROWS, Subset
 from nobsp.tabular.correction import RegressionFit, scatter_of_share, share_explained
 from nobsp.tabular.dependence import MOST_FEATURES_NAMED, dependence_findings
+from nobsp.tabular.effort import Meter
 from nobsp.tabular.features import Domain
-from nobsp.tabular.grids import Meter, Tabulator
+from nobsp.tabular.grids import Tabulator
 from nobsp.tabular.health import LOW_SHARE, WORTH_TELLING, Health, TermHealth, sort_findings
 from nobsp.tabular.indexing import term_name
 from nobsp.tabular.lookup import Array, NumberAxis, TermTable

@@ -37,6 +37,21 @@ from nobsp.tabular.clusters import (
     hold_out_neighbourhoods,
 )
 from nobsp.tabular.correction import RegressionFit, share_explained
+from nobsp.tabular.effort import (
+    COUNTED_ROWS,
+    FULL,
+    MEASURED_DIRECTLY,
+    PAIRS_SHARE,
+    BudgetSpentError,
+    Effort,
+    Meter,
+    announce,
+    announcement,
+    choose_effort,
+    count_operations,
+    least_costs,
+    plan_spending,
+)
 from nobsp.tabular.examination import (
     TOO_FEW_ROWS,
     Validity,
@@ -57,22 +72,9 @@ from nobsp.tabular.functions import (
     MakeTables,
 )
 from nobsp.tabular.grids import (
-    COUNTED_ROWS,
-    FULL,
-    MEASURED_DIRECTLY,
-    PAIRS_SHARE,
     Backgrounds,
-    BudgetSpentError,
-    Effort,
-    Meter,
     Tabulator,
     UnansweredError,
-    announce,
-    announcement,
-    choose_effort,
-    count_operations,
-    least_costs,
-    plan_spending,
 )
 from nobsp.tabular.health import LOW_SHARE, Health, Reach, measure_reach
 from nobsp.tabular.lookup import Level, TermTable

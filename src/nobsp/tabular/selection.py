@@ -22,20 +22,22 @@ from torch import Tensor
 from nobsp.network.columns import Subset
 from nobsp.tabular.bands import Traces
 from nobsp.tabular.correction import RegressionFit, Trial, Tried, solve_terms, try_terms
-from nobsp.tabular.features import Domain
-from nobsp.tabular.grids import (
+from nobsp.tabular.effort import (
     DIRECT_BACKGROUND,
     MEASURED_DIRECTLY,
     MOST_PAIR_NODES,
     MOST_TRIPLE_NODES,
     BudgetSpentError,
     Effort,
-    Tabulator,
-    UnansweredError,
     count_pair_nodes,
     least_costs,
     plan_spending,
     screen_points,
+)
+from nobsp.tabular.features import Domain
+from nobsp.tabular.grids import (
+    Tabulator,
+    UnansweredError,
 )
 from nobsp.tabular.lookup import Array, Chunk, TermTable
 from nobsp.tabular.setting import Sample

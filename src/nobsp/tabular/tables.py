@@ -29,8 +29,7 @@ from torch import Tensor
 
 from nobsp.network.batches import Counter
 from nobsp.network.columns import Subset
-from nobsp.tabular.features import Domain, Points
-from nobsp.tabular.grids import (
+from nobsp.tabular.effort import (
     EVEN_LINES_OF_TRIPLES,
     MOST_PAIR_NODES,
     MOST_STEPS,
@@ -38,18 +37,21 @@ from nobsp.tabular.grids import (
     PAIR_REACH,
     PAIRS_SHARE,
     TRIPLE_REACH,
-    Averages,
-    Backgrounds,
     Effort,
     Meter,
-    Tabulator,
     announce,
     announcement_of_grids,
     fewer_pairs,
     first_points,
     has_grid,
-    refine_knots,
     screen_points,
+)
+from nobsp.tabular.features import Domain, Points
+from nobsp.tabular.grids import (
+    Averages,
+    Backgrounds,
+    Tabulator,
+    refine_knots,
 )
 from nobsp.tabular.lookup import Array, Chunk, LevelAxis, NumberAxis, TermTable
 from nobsp.tabular.setting import Sample

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from sklearn.ensemble import RandomForestRegressor
 
 from nobsp import NObSP
-from nobsp.tabular import fit_together, grids
-from nobsp.tabular.grids import (
+from nobsp.tabular import effort, fit_together
+from nobsp.tabular.effort import (
     Costs,
     Meter,
     announce,
@@ -57,7 +57,7 @@ def test_no_more_rows_are_run_than_allowed(limit: int) -> None:
 
 def test_notes_of_coarse_tables_say_all_rows_that_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that were run after the tables were made, to check them."""
-    monkeypatch.setattr(grids, "_MOST_OPERATIONS", 100)
+    monkeypatch.setattr(effort, "_MOST_OPERATIONS", 100)
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         *(torch.nn.Linear(20, 32), torch.nn.Tanh(), torch.nn.Linear(32, 32), torch.nn.ReLU()),
