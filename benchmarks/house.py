@@ -61,14 +61,14 @@ WHY_SO_MANY = (
     "together; 14 of them would have 1,110 lines each, and things of different kinds would share a file. Of "
     "these files, 15 are steps of the method in `tabular`, of 190 to 1,090 lines; 4 are the model's side: rows in "
     "batches, what their columns look like, the guest and its head; one each the engine, the model's adapter, the "
-    "checks of arguments and `numerics.py`. What only some calls need (weights, groups, columns before a preprocessing, trees, curves, "
-    "files) has files of its own, which this `fit` does not enter. `health.py` is entered for R², for the "
+    "checks of arguments and `numerics.py`. What only some calls need (weights, groups, columns before a preprocessing, "
+    "trees, curves, files) has files of its own, which this `fit` does not enter. `health.py` is entered for R², for the "
     "order of findings and for which combinations of numbers are usual. "
     "Explaining enters the explainer, the calibrated model, the tables, three files of the model's side, the checks of "
     "arguments, and the health for the comparison with the headline. What is left to merge are steps of their own "
     "(grids with tables, selection with correction), which would be longer than a reader holds in the head. What was "
-    "one file of findings, of 1,500 lines, is four by subject, and what was one of grids and of what they may cost, of 1,450, is two: four more that every "
-    "call enters."
+    "one file of findings, of 1,500 lines, is four by subject, and what was one of grids and of what they may "
+    "cost, of 1,450, is two: four more that every call enters."
 )
 # The wheels are small; an index that does not answer by then is not there.
 DOWNLOAD_SECONDS = 120
