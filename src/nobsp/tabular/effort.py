@@ -1,4 +1,4 @@
-"""How fine tables are, and the forward rows that they take: planned, counted, limited, announced."""
+"""How fine tables are, and the forward rows they take: planned, counted, limited, announced."""
 
 from __future__ import annotations
 

@@ -43,6 +43,8 @@ _MOST_TERMS = 5
 _JITTER = 1e-12
 # Keeps a division by a spread of zero finite.
 _LEAST = 1e-300
+# Behind a number of rows that have weights.
+_EQUAL_WEIGHT = " of equal weight"
 # Rows below which held-out R² says nothing.
 TOO_FEW_ROWS = 10
 # Rows, or groups of them, below which their number is told whatever R² is.
@@ -266,15 +268,15 @@ def groups_finding(groups: Codes | None, sample: Sample, n_rows: int) -> Finding
 
 
 def copies_finding(sample: Sample) -> Finding | None:
-    """A note where many rows repeat others: held-out R² rests on fewer rows than there seem to be."""
+    """A note where many rows repeat others: held-out R² rests on fewer than there seem to be."""
     if sample.groups is not None:
         return None  # what is said of groups counts copies
     n_copies = sample.n_copies()
     if n_copies < WORTH_COPIES * len(sample):
         return None
     message = (
-        f"{n_copies:,} of {len(sample):,} rows are copies of others. Copies were held out together, "
-        f"so held-out R² rests on {len(sample) - n_copies:,} rows."
+        f"{n_copies:,} of {len(sample):,} rows are copies of others. Copies were held out "
+        f"together, so held-out R² rests on {len(sample) - n_copies:,} rows."
     )
     return Finding("note", "copies", "", message)
 
@@ -483,11 +485,10 @@ def few_rows_findings(
     more_needed = ""
     if limit is not None:
         more_needed = f" max_forward_rows={limit:,} has no room for more rows: raise it."
-    weights = " of equal weight" if weighted else ""
     if rows < TOO_FEW_ROWS:
         message = (
-            f"{count(rows, 'different row')}{weights} are too few to tell how well the functions "
-            f"hold on other rows, so there is no held-out R²."
+            f"{count(rows, 'different row')}{_EQUAL_WEIGHT if weighted else ''} are too few to "
+            "tell how well the functions hold on other rows, so there is no held-out R²."
         )
         message += more_needed or f" Calibrate on {FEW_ROWS} rows or more."
         return [Finding("warning", "few_rows", "", message)]
@@ -497,28 +498,42 @@ def few_rows_findings(
     if units >= enough:
         return []
 
-    # No more than all of it is lost, so far as anyone can tell from so few rows.
     less = optimism / max(units, 1)
-    is_all_lost = less >= explained > 0
-    less = min(less, max(explained, 0.0))
-    # Rows that are equal by chance, as columns of few values make them, count one by one.
-    row = "row" if units > rows else "different row"
-    what = count(units, "group" if grouped else row)
-    rests_on = f"as much as {what}{weights}" if weighted else f"only {what}"
-    if not grouped and not weighted and units < rows:
-        rests_on = f"as much as {what}, as some of the {rows:,} repeat more than others"
-    if grouped and not weighted and units < n_groups:
-        rests_on = f"as much as {what}, as some of the {n_groups:,} hold more rows than others"
+    if weighted:
+        kind = "group" if grouped else _kind_of_row(rows, units)
+        rests_on = f"as much as {count(units, kind)}{_EQUAL_WEIGHT}"
+    else:
+        rests_on = _groups_told(units, n_groups) if grouped else _rows_told(units, rows)
     message = f"Held-out R² was measured on {rests_on}"
     new = "rows of new groups" if grouped else "new rows"
-    if is_all_lost:
+    if less >= explained > 0:
         message += f": too few to tell what it is on {new}"
-    elif less >= LEAST_OPTIMISM:
+    elif min(less, explained) >= LEAST_OPTIMISM:
         message += f": expect about {less:.2f} less on {new}, at times three times that"
-    wanted = f"{_rounded_up(enough):,} groups" if grouped else f"{_rounded_up(enough):,}"
+    wanted = f"{_rounded_up(enough):,}{' groups' if grouped else ''}"
     message += "." + (more_needed or f" Calibrate on {wanted} or more.")
-    severity = "warning" if less >= WORTH_TELLING else "note"
+    # No more than all of it is lost, so far as anyone can tell from so few rows.
+    severity = "warning" if min(less, explained) >= WORTH_TELLING else "note"
     return [Finding(severity, "few_rows", "", message)]
+
+
+def _kind_of_row(rows: int, units: int) -> str:
+    """Rows that are equal by chance, as columns of few values make them, count one by one."""
+    return "row" if units > rows else "different row"
+
+
+def _rows_told(units: int, rows: int) -> str:
+    told = count(units, _kind_of_row(rows, units))
+    if units < rows:
+        return f"as much as {told}, as some of the {rows:,} repeat more than others"
+    return f"only {told}"
+
+
+def _groups_told(units: int, n_groups: int) -> str:
+    told = count(units, "group")
+    if units < n_groups:
+        return f"as much as {told}, as some of the {n_groups:,} hold more rows than others"
+    return f"only {told}"
 
 
 def _rounded_up(rows: float) -> int:
