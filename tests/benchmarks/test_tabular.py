@@ -28,10 +28,10 @@ def linear(iris):
 
 def test_training_is_repeatable_and_learns(iris):
     again = problems.trained(iris.data, 0)
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(again.parameters(), iris.network.parameters(), strict=True)
-    )
+    # Not to the last bit: some processors add up in another order where memory begins elsewhere, and every step of
+    # training makes more of it.
+    for weights, expected in zip(again.parameters(), iris.network.parameters(), strict=True):
+        torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-6)
     assert iris.accuracy() > 0.9
 
 
