@@ -26,10 +26,7 @@ from nobsp.tabular.correction import (
     judge_around,
     tied_strengths,
 )
-from nobsp.tabular.effort import (
-    FULL,
-    MAIN_ROWS,
-)
+from nobsp.tabular.effort import FULL, MAIN_ROWS
 from nobsp.tabular.selection import FittedTerms
 from tests.tabular.nets import Net, additive, net, table
 from tests.tabular.oracles import Background, points_of, share_explained

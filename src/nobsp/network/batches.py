@@ -34,7 +34,7 @@ from nobsp.arguments import (
     require_flag,
     require_whole_number,
 )
-from nobsp.frames import is_missing, match_columns
+from nobsp.frames import distinct_frame_of, is_missing, match_columns
 from nobsp.network.refusals import REFUSALS, gap_made, wrapped_refusal
 
 if TYPE_CHECKING:
@@ -293,14 +293,8 @@ class _Reader:
             _require_matrix(X, argument, columns)
             return _array_table(as_numpy(X), argument, numeric=numeric)
 
-        try:
-            frame = nw.from_native(X, eager_only=True, pass_through=True)
-        except nw.exceptions.DuplicateError as duplicate:
-            raise ValueError(
-                f"{argument} has two columns of the same name; rename one ({duplicate})."
-            ) from duplicate
-
-        if not isinstance(frame, nw.DataFrame):
+        frame = distinct_frame_of(X, argument=argument)
+        if frame is None:
             return None
         frame = match_columns(frame, argument=argument, columns=columns)
         return _frame_table(frame, argument, numeric=numeric, strict=self.strict)

@@ -36,10 +36,7 @@ from nobsp.published import (
 )
 from nobsp.published.sums import MomentsByTerm
 from nobsp.tabular.correction import share_explained
-from nobsp.tabular.effort import (
-    FULL,
-    PAIR_REACH,
-)
+from nobsp.tabular.effort import FULL, PAIR_REACH
 from nobsp.tabular.examination import feature_findings, share_findings
 from nobsp.tabular.features import Points
 from nobsp.tabular.fit_together import TablesOnDemand, estimate_once, make_functions

@@ -119,8 +119,8 @@ class NObSP(Explainer):
         device: Where to run the model; where it is when None.
         batch_size: Most rows in one forward call.
         max_forward_rows: Most rows sent through the model to calibrate, for models that are slow;
-            no limit when None. Single features come first, then interactions; background rows are
-            saved before knots. `health` tells.
+            no limit when None. Single features come first, then interactions. Of the first
+            background rows are saved before knots, of pairs lines of grids first. `health` tells.
 
     Example:
         >>> import torch

@@ -65,31 +65,14 @@ from nobsp.tabular.examination import (
 )
 from nobsp.tabular.features import FEW_VALUES, Domain, own_columns
 from nobsp.tabular.fitted import Estimate, Method
-from nobsp.tabular.functions import (
-    Bands,
-    Functions,
-    MakeBands,
-    MakeTables,
-)
-from nobsp.tabular.grids import (
-    Backgrounds,
-    Tabulator,
-    UnansweredError,
-)
+from nobsp.tabular.functions import Bands, Functions, MakeBands, MakeTables
+from nobsp.tabular.grids import Backgrounds, Tabulator, UnansweredError
 from nobsp.tabular.health import LOW_SHARE, Health, Reach, measure_reach
 from nobsp.tabular.lookup import Level, TermTable
-from nobsp.tabular.selection import (
-    FittedTerms,
-    Selection,
-)
+from nobsp.tabular.selection import FittedTerms, Selection
 from nobsp.tabular.setting import Problem, Rows, Sample, Setting, probing_cost
 from nobsp.tabular.shortcut import Shortcut, find_shortcut
-from nobsp.tabular.tables import (
-    TableMaker,
-    Tables,
-    occupancy,
-    read,
-)
+from nobsp.tabular.tables import TableMaker, Tables, occupancy, read
 
 
 class FitTogether(Method):
@@ -355,7 +338,8 @@ class _HeldTogether:
     n_units: int  # how many of equal size tell as much
     grouped: bool  # whether groups were held out whole
     n_groups: int  # how many of them there are
-    finding: Finding | None  # what became of groups that the caller named, or of copies of rows
+    groups: Finding | None  # what became of groups that the caller named
+    copies: Finding | None  # how many rows are copies, where no groups are named
 
     @classmethod
     def of(cls, setting: Setting, terms: FittedTerms) -> _HeldTogether:
@@ -366,8 +350,8 @@ class _HeldTogether:
             n_units=round(sample.effective_units(weighted=setting.is_weighted)),
             grouped=sample.keeps_groups_whole,
             n_groups=0 if sample.groups is None else len(np.unique(sample.groups)),
-            finding=groups_finding(setting.groups, sample, setting.n_rows)
-            or copies_finding(sample),
+            groups=groups_finding(setting.groups, sample, setting.n_rows),
+            copies=copies_finding(sample),
         )
 
 
@@ -395,9 +379,8 @@ def _check_validity(
         limit=setting.options.max_forward_rows if is_cut else None,
     )
     # What is said of few rows counts the different ones already.
-    is_counted = bool(findings) and not together.grouped
-    if together.finding is not None and not (is_counted and together.finding.code == "copies"):
-        findings.append(together.finding)
+    copies = None if findings else together.copies
+    findings += [told for told in (together.groups, copies) if told is not None]
     if clusters.finding is not None:
         findings.append(clusters.finding)
 

@@ -13,10 +13,7 @@ from nobsp.findings import Finding
 from nobsp.network.columns import Subset
 from nobsp.tabular.clusters import is_crowded, join_parts
 from nobsp.tabular.correction import RegressionFit
-from nobsp.tabular.effort import (
-    MOST_PAIR_NODES,
-    Meter,
-)
+from nobsp.tabular.effort import MOST_PAIR_NODES, Meter
 from nobsp.tabular.features import Domain
 from nobsp.tabular.health import LOW_SHARE
 from nobsp.tabular.indexing import term_name

@@ -54,23 +54,14 @@ def strengths_in_residual(
     codes = np.stack([bins[k] for k in features])
     residual = _drawn_in(_least_explained(fit))
     width = int(codes.max()) + 1
-    first, second = (
-        _Cells.of(codes[:, rows], residual[rows], width=width) for rows in _halves(units)
-    )
+    halves = [_Cells.of(codes[:, rows], residual[rows], width=width) for rows in _halves(units)]
+    certain = _certain_strengths(*halves, inflation=_inflation(residual, units)).tolist()
 
-    pairs_of_rows = first.counts * second.counts
-    share = torch.where(pairs_of_rows > 0, first.counts + second.counts, 0.0) / len(residual)
-    squared = (share * first.means * second.means).sum((2, 4))  # (outputs, features, features)
-    cells = (share.square() / pairs_of_rows.clamp_min(1.0)).sum((1, 3)).sqrt()
-    variance = (first.variance * second.variance).sqrt() * _inflation(residual, units)
-    error = variance[:, None, None] * cells
-
-    pairs = list(combinations(range(len(features)), 2))
-    least = _BEYOND_CHANCE + math.sqrt(2 * math.log(len(pairs)))
-    certain = torch.where(squared > least * error, squared, 0.0).amax(0).sqrt()
-    strengths = {(features[a], features[b]): float(certain[a, b]) for a, b in pairs}
-    by_strength = sorted(strengths, key=lambda pair: -strengths[pair])
-    return {pair: strengths[pair] for pair in by_strength if strengths[pair] > 0}
+    strengths = {}
+    for a, b in combinations(range(len(features)), 2):
+        if certain[a][b] > 0:
+            strengths[features[a], features[b]] = certain[a][b]
+    return dict(sorted(strengths.items(), key=lambda pair: -pair[1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +71,7 @@ class _Cells:
     counts: Tensor  # rows in each, (features, bins, features, bins)
     means: Tensor  # what only both features make of the residual, (outputs, *counts)
     variance: Tensor  # of the residual, (outputs,)
+    n_rows: int
 
     @classmethod
     def of(cls, codes: NDArray[np.intp], residual: Tensor, *, width: int) -> _Cells:
@@ -92,10 +84,31 @@ class _Cells:
         columns = is_in.movedim(1, 0).flatten(1)  # (rows, features × bins)
         shape = (len(codes), width, len(codes), width)
         counts = (columns.T @ columns).view(shape)
+
         weighted = (columns * output[:, None] for output in residual.float().T)
         sums = torch.stack([(columns.T @ output).view(shape) for output in weighted])
         means = _without_mains(sums / counts.clamp_min(1.0), counts)
-        return cls(counts, means, residual.float().square().mean(0))
+        variance = residual.float().square().mean(0)
+        return cls(counts, means, variance, len(residual))
+
+
+def _certain_strengths(first: _Cells, second: _Cells, *, inflation: Tensor) -> Tensor:
+    """Strengths of every two features, of two halves of the rows; zero where chance may do it.
+
+    `inflation` is how much more means vary than those of rows that have nothing in common.
+    """
+    pairs_of_rows = first.counts * second.counts
+    n_rows = first.n_rows + second.n_rows
+    share = torch.where(pairs_of_rows > 0, first.counts + second.counts, 0.0) / n_rows
+    squared = (share * first.means * second.means).sum((2, 4))  # (outputs, features, features)
+
+    of_cells = (share.square() / pairs_of_rows.clamp_min(1.0)).sum((1, 3)).sqrt()
+    variance = (first.variance * second.variance).sqrt() * inflation
+    error = variance[:, None, None] * of_cells
+
+    n_pairs = math.comb(len(of_cells), 2)
+    least = _BEYOND_CHANCE + math.sqrt(2 * math.log(n_pairs))
+    return torch.where(squared > least * error, squared, 0.0).amax(0).sqrt()
 
 
 def _without_mains(means: Tensor, counts: Tensor) -> Tensor:
@@ -114,6 +127,7 @@ def _bins_of_features(
     chunk = sample.chunk()
     wanted = round(math.sqrt(len(sample) / _ROWS_PER_CELL))
     most = min(max(wanted, _FEWEST_BINS), _MOST_BINS)
+
     tabulated = [k for k, domain in enumerate(domains) if domain.tabulated]
     largest = sorted(tabulated, key=lambda k: -sizes.get(k, 0.0))[:_MOST_FEATURES]
     bins = {k: _bins(domains[k], chunk, most) for k in largest}
@@ -125,6 +139,7 @@ def _bins(domain: Domain, chunk: Chunk, most: int) -> Codes:
     if domain.levels is not None:
         levels = chunk.places(domain.levels)[0]
         return _most_frequent(levels, most)
+
     values = chunk.numbers(domain.feature.columns[0]).astype(np.float64)
     known = np.isfinite(values)
     if not known.any():
@@ -148,6 +163,7 @@ def _most_frequent(codes: Codes, most: int) -> Codes:
 
 
 def _without_empty(codes: Codes) -> Codes:
+    """The same, numbered without a gap."""
     return np.unique(codes, return_inverse=True)[1]
 
 
@@ -167,6 +183,7 @@ def _inflation(residual: Tensor, units: Codes) -> Tensor:
 
 
 def _drawn_in(residual: Tensor) -> Tensor:
+    """Residuals of which the farthest are brought nearer."""
     farthest = _FARTHEST * residual.square().mean(0).sqrt()
     return residual.clamp(-farthest, farthest)
 

@@ -35,10 +35,7 @@ from nobsp.tabular.effort import (
     screen_points,
 )
 from nobsp.tabular.features import Domain
-from nobsp.tabular.grids import (
-    Tabulator,
-    UnansweredError,
-)
+from nobsp.tabular.grids import Tabulator, UnansweredError
 from nobsp.tabular.lookup import Array, Chunk, TermTable
 from nobsp.tabular.setting import Sample
 from nobsp.tabular.tables import (

@@ -774,7 +774,7 @@ class Sample:
         by_share = _row_keys(_shares_of_range(values))
         # Rows that are equal to nine digits of a column's range are told apart by all of theirs.
         words = values.view(np.uint64)
-        by_value = _row_keys(words)
+        by_value = _row_keys(words)  # whatever the order of the columns, but for ties
         return self.take(np.lexsort((_keys_by_place(words), by_value, by_share)))
 
     def take(self, rows: NDArray[np.intp]) -> Sample:
@@ -834,13 +834,8 @@ class Sample:
             return 0
         n_rows = len(self)
         by_chance = n_rows * (n_rows - 1) / 2
-        generator = np.random.default_rng(0)
-        values = self.inputs.double().nan_to_num().numpy()
-        for columns in self.features or [(column,) for column in range(values.shape[1])]:
-            # Sums with random weights are the same for equal values, and for no others.
-            keys = values[:, list(columns)] @ generator.normal(size=len(columns))
-            counts = np.unique(keys, return_counts=True)[1]
-            by_chance *= float(np.square(counts / n_rows).sum())
+        for values in number_values(self.inputs, self.features):
+            by_chance *= float(np.square(np.bincount(values) / n_rows).sum())
         n_pairs = float((sizes * (sizes - 1)).sum()) / 2
         return n_copies if n_pairs > _PAIRS_BY_CHANCE * by_chance else 0
 
@@ -982,6 +977,19 @@ def number_rows(inputs: Tensor) -> Codes:
     return np.concatenate([[0], np.cumsum(differs.any(1).numpy())]).astype(np.intp)
 
 
+def number_values(inputs: Tensor, features: Sequence[Subset]) -> Iterator[Codes]:
+    """For every feature a number per row, the same for equal values.
+
+    `features` are the columns of each; without them every column is one.
+    """
+    generator = np.random.default_rng(0)
+    values = inputs.double().nan_to_num().numpy()
+    for columns in features or [(column,) for column in range(inputs.shape[1])]:
+        # Sums with random weights are the same for equal values, and for no others.
+        keys = values[:, list(columns)] @ generator.normal(size=len(columns))
+        yield np.unique(keys, return_inverse=True)[1]
+
+
 def is_by_chance(inputs: Tensor, identical: Codes, features: Sequence[Subset]) -> Flags:
     """Per different row, whether it occurs about as often as if features were independent.
 
@@ -995,14 +1003,10 @@ def is_by_chance(inputs: Tensor, identical: Codes, features: Sequence[Subset]) -
     first = np.unique(identical, return_index=True)[1]
     expected = np.full(len(sizes), float(len(identical)))
     varying = 0
-    generator = np.random.default_rng(0)
-    values = inputs.double().nan_to_num().numpy()
-    for columns in features or [(column,) for column in range(inputs.shape[1])]:
-        # Sums with random weights are the same for equal values, and for no others.
-        keys = values[:, list(columns)] @ generator.normal(size=len(columns))
-        _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    for values in number_values(inputs, features):
+        counts = np.bincount(values)
         varying += len(counts) > 1
-        expected *= counts[place[first]] / len(identical)
+        expected *= counts[values[first]] / len(identical)
     if varying < 2:  # nothing to be independent of
         return np.asarray(sizes == 1)
     return np.asarray((sizes == 1) | (sizes <= _BY_CHANCE * expected))

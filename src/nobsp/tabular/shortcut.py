@@ -11,10 +11,7 @@ from torch import Tensor
 
 from nobsp.network.forest import Forest
 from nobsp.tabular.features import Points
-from nobsp.tabular.grids import (
-    Averages,
-    Tabulator,
-)
+from nobsp.tabular.grids import Averages, Tabulator
 from nobsp.tabular.lookup import Array
 from nobsp.tabular.setting import Sample
 

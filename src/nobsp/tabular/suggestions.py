@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import narwhals as nw
 import numpy as np
 
 from nobsp._typing import AnyArray, FloatArray, TableLike
 from nobsp.arguments import as_numpy, refuse_unreadable, require_number
-from nobsp.frames import frame_of, take_rows
+from nobsp.frames import distinct_frame_of, frame_of, take_rows
 from nobsp.numerics import evenly_spaced
 from nobsp.tabular.dependence import one_to_one, ranks
 
@@ -54,11 +53,8 @@ def suggest_features(X: TableLike, *, correlation: float = 0.9) -> dict[str, lis
             f"{getattr(X, 'shape', type(X))}."
         )
 
-    try:
-        looked_at = take_rows(X, evenly_spaced(X.shape[0], _LOOKED_AT))
-        keys, columns = _read_columns(looked_at)
-    except nw.exceptions.DuplicateError as duplicate:
-        raise ValueError("X has two columns of the same name; rename one.") from duplicate
+    distinct_frame_of(X, argument="X")
+    keys, columns = _read_columns(take_rows(X, evenly_spaced(X.shape[0], _LOOKED_AT)))
     groups = _join_one_to_one(_correlated_groups(columns, correlation), columns)
     names = [f"x{key}" if isinstance(key, int) else str(key) for key in keys]
     return {_name_group(group, names): [keys[k] for k in group] for group in groups}
